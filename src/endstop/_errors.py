@@ -1,0 +1,167 @@
+"""Every error that endstop raises, in one tree.
+
+::
+
+    EndstopError
+    ├── UsageError                  misuse: refused before anything ran, nothing is lost
+    │   ├── ConfigError             a setting has a value that cannot be used
+    │   ├── StateError              stored bytes are not a state or result of this format
+    │   ├── ResumeError             this run cannot be continued in this way
+    │   └── PriceUnknown            a cost limit is set and the model has no known price
+    └── RunError                    a run failed; `state` holds everything done before it
+        ├── ModelError              the model's answer could not be had
+        │   └── ContextOverflow     the request is larger than the model's context
+        ├── ToolFatal               a tool said that the run must not go on
+        ├── OutputInvalid           no valid structured output within the repair rounds
+        └── LimitExceeded           a limit was reached and the run was asked to raise
+
+Every class has a `code` that a program can branch on; the message is for people and names the
+field, the value and the remedy. An error carries its data and never logs itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from endstop._messages import JsonValue
+    from endstop._results import AgentResult, Ending
+    from endstop._state import RunState
+
+
+class EndstopError(Exception):
+    """The root of every error that endstop raises on purpose."""
+
+    code: ClassVar[str] = "endstop_error"
+
+
+class UsageError(EndstopError):
+    """The caller asked for something that cannot be done; nothing was run."""
+
+    code: ClassVar[str] = "usage"
+
+
+class ConfigError(UsageError):
+    """A setting has a value that cannot be used.
+
+    `field` is the setting's name, `value` what was given, `remedy` what would be accepted.
+    """
+
+    code: ClassVar[str] = "config"
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+        super().__init__(f"{field}={_shown(value)} cannot be used: {remedy}")
+
+
+class StateError(UsageError):
+    """Stored bytes are not a run state, result or message list of a format that this version reads.
+
+    `field` is the path of the offending value inside the document (empty for the whole).
+    """
+
+    code: ClassVar[str] = "state"
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        self.field = field
+        super().__init__(message)
+
+
+class ResumeError(UsageError):
+    """A run cannot be continued in the way that was asked.
+
+    `limit` names the limit that is still used up, where that is the reason.
+    """
+
+    code: ClassVar[str] = "resume"
+
+    def __init__(self, message: str, *, limit: str | None = None) -> None:
+        self.limit = limit
+        super().__init__(message)
+
+
+class PriceUnknown(UsageError):
+    """A cost limit is set, the model has no known price and none is assumed; `model` is its name."""
+
+    code: ClassVar[str] = "price_unknown"
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        super().__init__(
+            f"max_cost is set but no price is known for the model {model!r}: install endstop[prices], "
+            "pass prices=, or set PlanLimits(assume_price=Price(...)) to charge a price of your own"
+        )
+
+
+class RunError(EndstopError):
+    """A run failed. `state` is everything done before it: `agent.resume(error.state)` goes on from there.
+
+    It is `None` where the error was made outside a run.
+    """
+
+    code: ClassVar[str] = "run"
+    state: RunState | None = None
+
+
+class ModelError(RunError):
+    """The model's answer could not be had, and retrying will not help or was used up.
+
+    `retryable` says whether the same request may succeed later, `retry_after_seconds` what the
+    provider asked to wait, `status` the HTTP status where there was one.
+    """
+
+    code: ClassVar[str] = "model"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        retry_after_seconds: float | None = None,
+        status: int | None = None,
+    ) -> None:
+        self.retryable = retryable
+        self.retry_after_seconds = retry_after_seconds
+        self.status = status
+        super().__init__(message)
+
+
+class ContextOverflow(ModelError):
+    """The request is larger than the model's context; sending it again cannot help."""
+
+    code: ClassVar[str] = "context_overflow"
+
+
+class ToolFatal(RunError):
+    """Raised by a tool to end the run: going on would do harm. Every other exception goes back to the model."""
+
+    code: ClassVar[str] = "tool_fatal"
+
+
+class OutputInvalid(RunError):
+    """The model gave no valid structured output within the repair rounds; `problem` is the last complaint."""
+
+    code: ClassVar[str] = "output_invalid"
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"no valid output within the repair rounds; the last problem: {problem}")
+
+
+class LimitExceeded(RunError):
+    """A limit was reached under `on_limit="raise"`; `ending` names it and `result` is the whole partial result."""
+
+    code: ClassVar[str] = "limit_exceeded"
+
+    def __init__(self, ending: Ending, result: AgentResult[JsonValue]) -> None:
+        self.ending = ending
+        self.result = result
+        super().__init__(ending.reason)
+
+
+def _shown(value: object) -> str:
+    """A value as an error message shows it: its repr, cut where it would drown the message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

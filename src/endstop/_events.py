@@ -1,0 +1,148 @@
+"""What happens in a run, as a closed union of events, each a frozen record.
+
+Every event has the `run_id` of the run that it is about, the `path` of agent names from the top
+(`("agent",)` for the run itself), the model `round` it belongs to (0 before the first) and `seq`,
+which rises by one an event over the whole stream. The last event of a stream is `done`, `error` or
+`cancelled`, exactly one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias
+
+from endstop._limits import LimitHit, Spent
+from endstop._messages import ToolCall, ToolReturn
+from endstop._results import AgentResult, Ending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    run_id: str = ""
+    path: tuple[str, ...] = ()
+    round: int = 0
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(_Event):
+    """A run began, or with `resumed` went on from a stored state."""
+
+    model: str
+    resumed: bool = False
+    kind: Literal["started"] = "started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStarted(_Event):
+    """A request is sent. `attempt` above 1 is a retry, which voids the round's text. `final` is the last answer."""
+
+    attempt: int = 1
+    final: bool = False
+    kind: Literal["round_started"] = "round_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking(_Event):
+    """A piece of the model's reasoning, as it comes."""
+
+    text: str
+    kind: Literal["thinking"] = "thinking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta(_Event):
+    """A piece of the model's text, as it comes."""
+
+    text: str
+    kind: Literal["text_delta"] = "text_delta"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallEvent(_Event):
+    """The model asked for a tool call."""
+
+    call: ToolCall
+    kind: Literal["tool_call"] = "tool_call"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResultEvent(_Event):
+    """A tool call was answered: it ran, failed, or was not run (`result.status`)."""
+
+    call: ToolCall
+    result: ToolReturn
+    kind: Literal["tool_result"] = "tool_result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageEvent(_Event):
+    """What the run has spent after a request, and what is left of each limit that is set."""
+
+    spent: Spent
+    remaining: Mapping[str, int | float | Decimal]
+    kind: Literal["usage"] = "usage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitWarning(_Event):
+    """A share of a limit (`PlanLimits.warn_at`) is used; once a limit."""
+
+    hit: LimitHit
+    kind: Literal["limit_warning"] = "limit_warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncated(_Event):
+    """A limit ended the run; `done` or `error` follows."""
+
+    ending: Ending
+    kind: Literal["truncated"] = "truncated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorEvent(_Event):
+    """The run failed. `error` is its text and `code` its class; the exception leaves the stream after it."""
+
+    error: str
+    code: str
+    kind: Literal["error"] = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled(_Event):
+    """The run was cancelled by its caller; `result` is all that was done."""
+
+    result: AgentResult[Any]
+    kind: Literal["cancelled"] = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done(_Event):
+    """The run ended; `result` is its result."""
+
+    result: AgentResult[Any]
+    kind: Literal["done"] = "done"
+
+
+Event: TypeAlias = (
+    Started
+    | RoundStarted
+    | Thinking
+    | TextDelta
+    | ToolCallEvent
+    | ToolResultEvent
+    | UsageEvent
+    | LimitWarning
+    | Truncated
+    | ErrorEvent
+    | Cancelled
+    | Done
+)
+
+Emit: TypeAlias = Callable[[Event], Awaitable[None]]
+
+HIGH_WATER = 1_024
+"""Events that wait for the caller before the run waits too."""

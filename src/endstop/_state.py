@@ -1,0 +1,158 @@
+"""The one mutable record of a run, and its JSON form.
+
+Everything that a run needs to go on, in this or another process, is in `RunState`; everything live
+(model, tools, budget, streams) is elsewhere. The JSON form names its format and version, and loading
+checks both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+
+import pydantic
+import pydantic_core
+
+from endstop._errors import ConfigError, StateError
+from endstop._limits import LimitHit, PlanLimits, Spent
+from endstop._messages import JsonObject, JsonValue, Message, ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+StopReason: TypeAlias = Literal["completed", "tool_limit", "budget", "loop", "paused", "cancelled"]
+"""Why a run ended. `tool_limit`: the model rounds were used up; `budget`: any other limit was."""
+
+FORMAT_VERSION = 1
+"""The version of the JSON form that this package writes, and the newest that it reads."""
+
+T = TypeVar("T")
+
+_AnyMessage = Annotated[Message, pydantic.Field(discriminator="kind")]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """All that is known of a run: what was said, what was spent, and why it must stop.
+
+    `messages` is the whole history; the run's own part starts at `first_message`. `hit` is the limit
+    that ends the run, `wrap_up` whether the reserved final answer was asked for and had. `unrun` are
+    the calls that the model asked for and that were not run since the limit was hit, `side_effects`
+    the tools that were started and are not read-only, `warned` the limits whose warning was given, and
+    `note` what else there is to say of the ending.
+    """
+
+    run_id: str
+    agent: str
+    limits: PlanLimits
+    messages: list[_AnyMessage]
+    first_message: int = 0
+    round: int = 0
+    seq: int = 0
+    spent: Spent = field(default_factory=Spent)
+    hit: LimitHit | None = None
+    wrap_up: Literal["none", "asked", "answered"] = "none"
+    repairs: int = 0
+    unrun: list[ToolCall] = field(default_factory=list[ToolCall])
+    side_effects: list[str] = field(default_factory=list[str])
+    warned: list[str] = field(default_factory=list[str])
+    note: str = ""
+    stop_reason: StopReason | None = None
+
+    def copy(self) -> RunState:
+        """A record of its own with the same content: messages are frozen and shared, lists are not."""
+        return replace(
+            self,
+            messages=list(self.messages),
+            unrun=list(self.unrun),
+            side_effects=list(self.side_effects),
+            warned=list(self.warned),
+        )
+
+    def to_json(self) -> str:
+        """The state as one JSON document; `from_json` reads it back as an equal state."""
+        return to_json(self, "run-state")
+
+    @classmethod
+    def from_json(cls, document: str | bytes) -> RunState:
+        """The state that `to_json` wrote.
+
+        Raises:
+            StateError: the document is no JSON, no run state, of a newer version, or a field is wrong.
+        """
+        return from_json(cls, "run-state", document)
+
+
+def dump_messages(messages: Sequence[Message]) -> str:
+    """A history as one JSON document; `load_messages` reads it back as an equal list."""
+    return to_json(list(messages), "messages")
+
+
+def load_messages(document: str | bytes) -> list[Message]:
+    """The history that `dump_messages` wrote.
+
+    Raises:
+        StateError: the document is no JSON, no message list, of a newer version, or a field is wrong.
+    """
+    return from_json(list[_AnyMessage], "messages", document)
+
+
+def to_json(value: object, format_name: str) -> str:
+    """A value as a versioned document of the named format."""
+    envelope = {"format": f"endstop/{format_name}", "version": FORMAT_VERSION, "value": value}
+    return pydantic_core.to_json(envelope, bytes_mode="base64").decode()
+
+
+def from_json(type_: type[T], format_name: str, document: str | bytes) -> T:
+    """The value in a versioned document.
+
+    Raises:
+        StateError: the document is not of this format, or of a newer version, or a field is wrong.
+    """
+    wanted = f"endstop/{format_name}"
+    try:
+        envelope = _adapter(JsonObject).validate_json(document)
+    except pydantic.ValidationError as error:
+        raise StateError(f"this is not {wanted}, but no JSON object ({error.errors()[0]['msg']})") from error
+    if envelope.get("format") != wanted:
+        raise StateError(f"this is {envelope.get('format')!r}, not {wanted}: pass what to_json() wrote", field="format")
+    version = envelope.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= FORMAT_VERSION:
+        raise StateError(
+            f"version={version!r} of {wanted} cannot be read; this package reads versions 1 to {FORMAT_VERSION}: "
+            "use the endstop that wrote it, or a newer one",
+            field="version",
+        )
+    return as_type(type_, envelope.get("value"), wanted)
+
+
+def as_type(type_: type[T], value: JsonValue, wanted: str) -> T:
+    """JSON data as a value of the type.
+
+    Raises:
+        StateError: it is not one; the error names the field.
+    """
+    try:
+        return _adapter(type_).validate_json(pydantic_core.to_json(value))
+    except pydantic.ValidationError as error:
+        raise _field_error(wanted, error) from error
+    except ConfigError as error:
+        raise StateError(f"{wanted}: {error}", field=error.field) from error
+
+
+def _adapter(type_: type[T]) -> pydantic.TypeAdapter[T]:
+    made = _ADAPTERS.get(type_)
+    if made is None:
+        made = _ADAPTERS[type_] = pydantic.TypeAdapter(type_)
+    return made
+
+
+_ADAPTERS: dict[object, pydantic.TypeAdapter[Any]] = {}
+
+
+def _field_error(wanted: str, error: pydantic.ValidationError) -> StateError:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    return StateError(
+        f"{wanted}: the field {path or 'value'!r} is wrong ({first['msg']}); nothing was loaded", field=path
+    )

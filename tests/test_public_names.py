@@ -1,0 +1,30 @@
+"""The names that users import from `endstop`: a change here is a change for them, so it is made on purpose."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import endstop
+
+PUBLIC_NAMES: list[str] = []
+
+
+def test_the_public_names_are_these() -> None:
+    """Nothing is added or lost in passing."""
+    assert sorted(endstop.__all__) == PUBLIC_NAMES
+
+
+def test_no_public_name_is_listed_twice() -> None:
+    """A name that stands twice hides one that is missing."""
+    assert len(set(endstop.__all__)) == len(endstop.__all__)
+
+
+def test_every_public_name_can_be_had() -> None:
+    """With all extras installed, each name in `__all__` is there."""
+    assert [name for name in endstop.__all__ if not hasattr(endstop, name)] == []
+
+
+def test_nothing_else_looks_public() -> None:
+    """What is no module and has no underscore is in `__all__`, or it would be used by accident."""
+    visible = {name for name, value in vars(endstop).items() if not isinstance(value, ModuleType)}
+    assert {name for name in visible if not name.startswith("_")} - {"annotations"} <= set(endstop.__all__)
