@@ -195,11 +195,9 @@ def escapes_say_why(file: File) -> Iterator[Breach]:
                 yield f"line {line}", f"{match.group()!r} names no code"
             if not is_reason(ESCAPE.sub("", comment)):
                 yield f"line {line}", f"{match.group()!r} gives no reason on the line"
-    for _, _, node in file.scopes:
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("cast", "typing.cast"):
-            on_its_lines = (file.comments.get(line, "") for line in range(node.lineno, (node.end_lineno or 0) + 1))
-            if not any(is_reason(comment) for comment in on_its_lines):
-                yield f"line {node.lineno}", "casts without a reason on the line"
+    for line, last_line in casts(file):
+        if not any(is_reason(file.comments.get(number, "")) for number in range(line, last_line + 1)):
+            yield f"line {line}", "casts without a reason on the line"
 
 
 def records_are_frozen_slotted_keyword_only(file: File) -> Iterator[Breach]:
@@ -265,6 +263,23 @@ def docstrings(file: File) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield node.lineno, text
+
+
+def casts(file: File) -> Iterator[tuple[int, int]]:
+    """First and last line of each statement that casts; of a statement with a body, those of the cast alone."""
+    for _, _, node in file.scopes:
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            if any(is_cast(inner) for inner in ast.walk(node)):
+                yield node.lineno, node.end_lineno or node.lineno
+        elif isinstance(node, ast.stmt):
+            for expression in ast.iter_child_nodes(node):
+                for inner in ast.walk(expression) if isinstance(expression, ast.expr) else ():
+                    if isinstance(inner, ast.Call) and is_cast(inner):
+                        yield inner.lineno, inner.end_lineno or inner.lineno
+
+
+def is_cast(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("cast", "typing.cast")
 
 
 def imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:

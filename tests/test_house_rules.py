@@ -1,7 +1,8 @@
 """The house rules hold in the whole tree, and each of them sees what it is for.
 
-A rule is run over samples that break it, so that none can pass by seeing nothing. An exception stands in `EXCEPTIONS` with
-its reason; one that is no longer needed fails the test, so the list can only shrink.
+The rules are in scripts/house_rules.py. Each is run over samples that break it too, so that none can pass by seeing
+nothing. An exception stands in `EXCEPTIONS` with its reason; one that is no longer needed fails the test, so the list
+can only shrink.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import re
 import tomllib
 from pathlib import Path
 
-import house_rules
 import pytest
+
+import house_rules
 from house_rules import (
     MAX_FILE_LINES,
     MAX_FUNCTION_LINES,
@@ -29,7 +31,7 @@ from house_rules import (
 
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "no_broad_except": {
-        "src/endstop/_tools.py::run_calls": "whatever a tool raises goes back to the model as an error return",
+        "src/endstop/_tools.py::run_calls.execute": "whatever a tool raises goes back to the model as an error return",
         "src/endstop/cli.py::main": "the outermost handler: a person gets a line, not a traceback",
     },
     "records_are_frozen_slotted_keyword_only": {
@@ -96,6 +98,7 @@ BREAKING: dict[Rule, list[str]] = {
         "x = f()  # pragma: no cover",
         "x = cast(int, y)",
         "x = typing.cast('int', y)  # sure",
+        "for x in cast(list, y):\n    z  # about something else",
     ],
     house_rules.records_are_frozen_slotted_keyword_only: [
         "@dataclass\nclass A: ...",
@@ -144,6 +147,7 @@ KEEPING: dict[Rule, list[str]] = {
         "x = f()  # noqa: N818 - it reads as what a tool says",
         "x = f()  # pragma: no cover - only on Windows",
         "x = cast(int, y)  # the check above left only numbers",
+        "x = f(\n    cast(int, y)\n)  # the check above left only numbers",
     ],
     house_rules.records_are_frozen_slotted_keyword_only: [f"{FROZEN}\nclass A: ...", "@dataclass\nclass _A: ..."],
     house_rules.nothing_names_this_machine: [

@@ -108,12 +108,26 @@ def test_a_package_has_the_rights_of_its_parents_and_not_of_its_neighbours() -> 
     assert third_party_imports("import os, httpx.sse\ndef f():\n    from rich.live import Live") == {"httpx", "rich"}
 
 
+def declared() -> dict[str, str]:
+    """The packages that an installation brings, extras included, each with its lower bound."""
+    extras = PYPROJECT["project"]["optional-dependencies"].values()
+    requirements = [*PYPROJECT["project"]["dependencies"], *(name for extra in extras for name in extra)]
+    return dict(requirement.split(">=") for requirement in requirements if not requirement.startswith("endstop["))
+
+
 def test_every_package_that_may_be_imported_is_declared() -> None:
     """What an installation does not bring cannot be imported."""
-    extras = PYPROJECT["project"]["optional-dependencies"].values()
-    declared = [*PYPROJECT["project"]["dependencies"], *(name for extra in extras for name in extra)]
-    names = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in declared}
+    names = {name.replace("-", "_") for name in declared()}
     assert set().union(*MAY_IMPORT.values()) - {"pydantic_core"} <= names
+
+
+def test_every_lower_bound_is_the_one_that_is_tested() -> None:
+    """`make lowest` installs requirements/lowest.txt; a bound below it would be a promise that nobody keeps."""
+    lock = (ROOT / "requirements" / "lowest.txt").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"(?m)^([\w-]+)==([\w.]+)", lock))
+    assert {
+        name: f"{pinned[name]}." for name, bound in declared().items() if not f"{pinned[name]}.".startswith(f"{bound}.")
+    } == {}
 
 
 def test_every_module_has_a_layer() -> None:

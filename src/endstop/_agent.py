@@ -7,13 +7,14 @@ import functools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, assert_never, cast
+from typing import Any, Generic, TypeGuard, assert_never, cast
 
 import anyio
 
 from endstop._budget import Budget, allowed_by_limit
 from endstop._effects import Effects, MemoryEffects
 from endstop._errors import ConfigError, LimitExceeded, OutputInvalid, ResumeError, UsageError
+from endstop._estimate import frame_tokens
 from endstop._events import Done, Started, Truncated
 from endstop._limits import PlanLimits, Prices, check_count
 from endstop._messages import (
@@ -38,8 +39,7 @@ from endstop._stream import EventQueue, RunStream
 from endstop._tools import AnyTool, toolbox
 from endstop.models.base import Model
 
-# The output type of an agent that is given none, as the default of the type variable says.
-_TEXT = cast("type[Any]", str)
+_TEXT = cast("type[Any]", str)  # the output type of an agent that is given none, as the type variable's default says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,14 @@ class Agent(Generic[OutputT]):
             raise ConfigError("model", self.model, "use a model with a respond() method, such as OpenAIModel")
         check_count("output_repairs", self.output_repairs)
         tools = toolbox(self.tools)
+        specs = tuple(tool.spec for tool in tools.values())
         plan = Plan(
             name=self.name,
             model=self.model,
             instructions=self.instructions,
             tools=tools,
-            specs=tuple(tool.spec for tool in tools.values()),
+            specs=specs,
+            frame_tokens=frame_tokens(self.instructions, specs),
             output=OutputSpec(self.output_type),
             output_repairs=self.output_repairs,
             retry=self.retry,
@@ -168,7 +170,7 @@ class Agent(Generic[OutputT]):
 
     def resume_stream(
         self,
-        run: AgentResult[Any] | RunState,
+        run: AgentResult[object] | RunState,
         *,
         limits: PlanLimits | None = None,
         budget: Budget | None = None,
@@ -189,14 +191,12 @@ class Agent(Generic[OutputT]):
         if said_something and not pending_calls(state.messages):
             text = "You may go on now: tools can be called again. Continue, and give the whole answer when you have it."
             state.messages.append(UserMessage(content=text, source="kernel"))
-        near = Budget(state.limits, spent=state.spent).used_up_to(state.limits.warn_at or 1, 0.0)
-        state.warned = [limit for limit in state.warned if limit in {hit.limit for hit in near}]
         state.hit, state.wrap_up, state.unrun, state.note, state.stop_reason = None, "none", [], "", None
         return self._open(state, budget, deps, resumed=True)
 
     async def resume(
         self,
-        run: AgentResult[Any] | RunState,
+        run: AgentResult[object] | RunState,
         *,
         limits: PlanLimits | None = None,
         budget: Budget | None = None,
@@ -209,33 +209,55 @@ class Agent(Generic[OutputT]):
         queue = EventQueue(state.seq)
         scope = Budget(state.limits, parent=budget, spent=state.spent)
         run = Run(self._plan, state, scope, queue, deps)
-        return RunStream(functools.partial(_drive, run, resumed), queue, state)
+        return RunStream(_Leg(run, resumed), queue)
 
 
-async def _drive(run: Run, resumed: bool) -> None:
-    """The loop of every run: decide the next step from the state, do it, until there is none left."""
-    state, plan = run.state, run.plan
-    with run:
-        await run.emit(Started(model=plan.model.name, resumed=resumed))
-        while not isinstance(step := next_step(state, plan), Finish):
-            match step:
-                case CallModel():
-                    await run.call_model(step)
-                case RunTools():
-                    await run.run_tools(step)
-                case Repair():
-                    run.repair(step.problem)
-                case Fail():
-                    raise OutputInvalid(step.problem)
-                case _:
-                    assert_never(step)
-        state.stop_reason = step.stop_reason
-        result = run.result()
-        if result.truncated and result.ending is not None:
-            run.emit_last(Truncated(ending=result.ending))
-            if state.limits.on_limit == "raise":
-                raise LimitExceeded(result.ending, result)
-        run.emit_last(Done(result=result))
+class _Leg:
+    """One leg of a run: from its start, or from where it is resumed, to its last event."""
+
+    def __init__(self, run: Run, resumed: bool) -> None:
+        self._run = run
+        self._resumed = resumed
+        self.state = run.state
+        self.cancel = run.cancel
+
+    async def drive(self) -> None:
+        """Work within the time there is, end, and tell how."""
+        with self._run as run:
+            await run.emit(Started(model=run.plan.model.name, resumed=self._resumed))
+            while run.state.stop_reason is None:
+                with run.working_time() as clock:
+                    await _work(run)
+                if clock.cancelled_caught:
+                    run.work_was_cut()
+            if run.state.stop_reason != "cancelled":
+                _tell_end(run)
+
+
+def _tell_end(run: Run) -> None:
+    result = run.result()
+    if result.truncated and result.ending is not None:
+        run.tell(Truncated(ending=result.ending))
+        if run.state.limits.on_limit == "raise":
+            raise LimitExceeded(result.ending, result)
+    run.tell(Done(result=result))
+
+
+async def _work(run: Run) -> None:
+    """The loop: decide the next step from the state, do it, until the run is over."""
+    while not isinstance(step := next_step(run.state, run.plan), Finish):
+        match step:
+            case CallModel():
+                await run.call_model(step)
+            case RunTools():
+                await run.run_tools(step)
+            case Repair():
+                run.repair(step.problem)
+            case Fail():
+                raise OutputInvalid(step.problem)
+            case _:
+                assert_never(step)
+    run.state.stop_reason = step.stop_reason
 
 
 async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:
@@ -254,15 +276,18 @@ def _check_resumable(state: RunState, limits: PlanLimits | None) -> None:
         raise ResumeError(f"{limit_reason(hit)}: pass limits= that allow more than {hit.allowed}", limit=hit.limit)
 
 
-def _checked_prompt(prompt: Prompt) -> str | tuple[Part, ...]:
+def _checked_prompt(prompt: object) -> str | tuple[Part, ...]:
+    """The prompt as a message holds it; callers are not all type-checked, so nothing is taken for granted."""
     if isinstance(prompt, str):
         if not prompt.strip():
             raise ConfigError("prompt", prompt, "say what the agent is to do")
         return clean_text(prompt)
-    parts: Sequence[object] = prompt
-    if not isinstance(parts, Sequence) or not parts:
-        raise ConfigError("prompt", prompt, "use text, or a sequence of TextPart, ImagePart and FilePart")
-    for index, part in enumerate(parts):
-        if not isinstance(part, TextPart | ImagePart | FilePart):
-            raise ConfigError(f"prompt[{index}]", part, "use TextPart, ImagePart or FilePart")
-    return tuple(part for part in parts if isinstance(part, TextPart | ImagePart | FilePart))
+    given = tuple(prompt) if _is_sequence(prompt) else ()
+    parts = tuple(part for part in given if isinstance(part, TextPart | ImagePart | FilePart))
+    if not parts or len(parts) < len(given):
+        raise ConfigError("prompt", given or str(prompt), "use text, or a list of TextPart, ImagePart and FilePart")
+    return parts
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, Sequence)

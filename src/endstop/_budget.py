@@ -9,6 +9,7 @@ parallel calls and children cannot overrun a limit between them.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,8 +27,6 @@ Amounts: TypeAlias = Mapping[str, Number]
 """Amounts by unit: `model_rounds`, `model_calls`, `tool_calls`, `tokens`, `output_tokens`, `cost`, `tool:<name>`."""
 
 TOOL_UNIT = "tool:"
-
-_SPENT_UNITS = ("model_rounds", "model_calls", "tool_calls", "tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +48,19 @@ class Budget:
 
     Make one to bound several runs together: `Budget(PlanLimits(max_model_calls=20))`, given to each
     as `agent.run(..., budget=budget)`. `spent` carries on from an earlier leg of the same run. Safe
-    to use from several tasks and threads at once.
+    to use from several tasks and threads at once. Times are monotonic seconds.
     """
 
     __slots__ = (
         "_allowed",
+        "_chain",
         "_earlier_seconds",
-        "_held",
         "_lock",
         "_price_source",
         "_spent",
         "_started_at",
+        "_taken",
+        "_unwarned",
         "limits",
         "parent",
     )
@@ -67,99 +68,104 @@ class Budget:
     def __init__(self, limits: PlanLimits, *, parent: Budget | None = None, spent: Spent | None = None) -> None:
         self.limits = limits
         self.parent = parent
+        self._chain: tuple[Budget, ...] = (self, *parent._chain) if parent else (self,)
         self._lock: threading.Lock = parent._lock if parent else threading.Lock()
         self._allowed = _allowed(limits)
-        self._held: dict[str, Number] = {}
-        self._spent: dict[str, Number] = _counters(spent) if spent else {}
+        # What is used up, and that together with what is held.
+        self._spent: defaultdict[str, Number] = defaultdict(int, _counters(spent) if spent else {})
+        self._taken = self._spent.copy()
         self._price_source = spent.price_source if spent else None
         self._earlier_seconds = spent.seconds if spent else 0.0
         self._started_at: float | None = None
+        self._unwarned = self._warning_marks()
 
     @property
     def depth(self) -> int:
         """How many scopes are above this one."""
-        return 0 if self.parent is None else self.parent.depth + 1
+        return len(self._chain) - 1
 
     def reserve(self, amounts: Amounts) -> Hold | LimitHit:
         """Take the amounts here and in every scope above, or nothing: the limit in the way is returned then."""
-        with self._lock:
-            hit = self._first_hit(amounts)
-            if hit is not None:
-                return hit
-            self._hold(amounts, 1)
-            return Hold(budget=self, amounts=amounts)
+        return self.exchange(None, amounts)
 
     def exchange(self, hold: Hold | None, amounts: Amounts) -> Hold | LimitHit:
         """Turn a hold of this budget into one of other amounts in one step; where they do not fit, nothing changes."""
+        old: Amounts = hold.amounts if hold is not None and hold.is_open else {}
         with self._lock:
-            old: Amounts = hold.amounts if hold is not None and hold.is_open else {}
-            self._hold(old, -1)
-            hit = self._first_hit(amounts)
-            self._hold(old if hit is not None else amounts, 1)
-        if hit is not None:
-            return hit
+            hit = self._first_hit(amounts, old)
+            if hit is not None:
+                return hit
+            for scope in self._chain:
+                taken = scope._taken
+                for unit, amount in old.items():
+                    taken[unit] -= amount
+                for unit, amount in amounts.items():
+                    taken[unit] += amount
         if hold is not None:
             hold.is_open = False
         return Hold(budget=self, amounts=amounts)
 
     def charge(self, amounts: Amounts) -> LimitHit | None:
-        """Reserve and settle at once: the unit is used up by being started. Returns the limit in the way, if any."""
-        hold = self.reserve(amounts)
-        if isinstance(hold, LimitHit):
-            return hold
-        hold.settle()
-        return None
-
-    def left(self, unit: str) -> Number | None:
-        """How much of a unit can still be reserved, in the tightest scope; `None` where nothing limits it."""
+        """Use the amounts up at once, or nothing: the limit in the way is returned then."""
         with self._lock:
-            lefts = [scope._allowed[unit] - scope._taken(unit) for scope in self._scopes() if unit in scope._allowed]
-            return min(lefts, default=None)
+            hit = self._first_hit(amounts, {})
+            if hit is None:
+                self._settle({}, amounts)
+            return hit
+
+    def settle(self, held: Amounts, actual: Amounts) -> None:
+        """Use `actual` up in place of what was held; `Hold.settle` is the way to call it."""
+        with self._lock:
+            self._settle(held, actual)
+
+    def left(self, *units: str) -> list[Number | None]:
+        """How much of each unit can still be reserved, in the tightest scope; `None` where nothing limits it."""
+        lefts: list[Number | None] = []
+        with self._lock:
+            for unit in units:
+                tightest: Number | None = None
+                for scope in self._chain:
+                    bound = scope._allowed.get(unit)
+                    if bound is not None:
+                        left = bound - scope._taken[unit]
+                        tightest = left if tightest is None else min(tightest, left)
+                lefts.append(tightest)
+        return lefts
 
     def spent(self, now: float) -> Spent:
-        """What this scope has spent so far, everything below it included; `now` is a monotonic time in seconds."""
+        """What this scope has spent so far, everything below it included."""
         with self._lock:
-            count = {unit: int(self._spent.get(unit, 0)) for unit in _SPENT_UNITS}
+            spent = self._spent
+            output_tokens = int(spent["output_tokens"])
             return Spent(
-                model_rounds=count["model_rounds"],
-                model_calls=count["model_calls"],
-                tool_calls=count["tool_calls"],
-                tools={
-                    unit.removeprefix(TOOL_UNIT): int(n) for unit, n in self._spent.items() if unit[:5] == TOOL_UNIT
-                },
-                input_tokens=count["tokens"] - count["output_tokens"],
-                output_tokens=count["output_tokens"],
-                cost=Decimal(self._spent.get("cost", 0)),
+                model_rounds=int(spent["model_rounds"]),
+                model_calls=int(spent["model_calls"]),
+                tool_calls=int(spent["tool_calls"]),
+                tools={unit[len(TOOL_UNIT) :]: int(n) for unit, n in spent.items() if unit.startswith(TOOL_UNIT)},
+                input_tokens=int(spent["tokens"]) - output_tokens,
+                output_tokens=output_tokens,
+                cost=Decimal(spent["cost"]),
                 seconds=self.working_seconds(now),
-                unmeasured=int(self._spent.get("unmeasured", 0)),
-                underestimated_tokens=int(self._spent.get("underestimated_tokens", 0)),
+                unmeasured=int(spent["unmeasured"]),
+                underestimated_tokens=int(spent["underestimated_tokens"]),
                 price_source=self._price_source,
             )
 
-    def remaining(self, now: float) -> dict[str, float | Decimal]:
-        """What is left of every limit that is set in this scope, by the limit's name."""
-        left: dict[str, float | Decimal] = {
-            limit_name(unit): max(allowed - self._spent.get(unit, 0), 0) for unit, allowed in self._allowed.items()
-        }
-        if self.limits.max_seconds is not None:
-            left["max_seconds"] = max(self.limits.max_seconds - self.working_seconds(now), 0.0)
-        return left
-
-    def used_up_to(self, share: float, now: float) -> list[LimitHit]:
-        """The limits of this scope of which at least `share` is used."""
-        hits = [
-            LimitHit(limit=limit_name(unit), used=used, allowed=allowed)
-            for unit, allowed in self._allowed.items()
-            if (used := self._spent.get(unit, 0)) and used >= float(allowed) * share
-        ]
-        seconds = self.limits.max_seconds
-        if seconds is not None and (used_seconds := self.working_seconds(now)) >= seconds * share > 0:
-            hits.append(LimitHit(limit="max_seconds", used=round(used_seconds, 3), allowed=seconds))
-        return hits
+    def due_warnings(self, now: float) -> list[LimitHit]:
+        """The limits of this scope whose `warn_at` share was passed since this was last asked; each comes once."""
+        due: list[LimitHit] = []
+        for unit, (mark, allowed) in self._unwarned.items():
+            used = self.working_seconds(now) if unit == "seconds" else self._spent[unit]
+            if used >= mark:
+                due.append(LimitHit(limit=limit_name(unit), used=used, allowed=allowed))
+        if due:
+            reached = {hit.limit for hit in due}
+            self._unwarned = {unit: mark for unit, mark in self._unwarned.items() if limit_name(unit) not in reached}
+        return due
 
     def start_clock(self, now: float) -> None:
-        """Working time runs on from `now` (monotonic seconds), here and in the scopes above that stand still."""
-        for scope in self._scopes():
+        """Working time runs on from `now`, here and in the scopes above that stand still."""
+        for scope in self._chain:
             if scope._started_at is None:
                 scope._started_at = now
 
@@ -174,73 +180,54 @@ class Budget:
 
     def time_left(self, now: float, wall: Callable[[], datetime]) -> TimeLeft | None:
         """The time left until the first time limit here or above; `None` where there is none."""
-        tightest: TimeLeft | None = None
-        for scope in self._scopes():
+        lefts: list[TimeLeft] = []
+        for scope in self._chain:
             allowed, deadline = scope.limits.max_seconds, scope.limits.deadline
             if allowed is not None:
                 used = scope.working_seconds(now)
-                tightest = _tighter(
-                    tightest, TimeLeft(seconds=allowed - used, limit="max_seconds", used=used, allowed=allowed)
-                )
+                lefts.append(TimeLeft(seconds=allowed - used, limit="max_seconds", used=used, allowed=allowed))
             if deadline is not None:
-                time = wall()
-                tightest = _tighter(
-                    tightest,
-                    TimeLeft(
-                        seconds=(deadline - time).total_seconds(),
-                        limit="deadline",
-                        used=time.timestamp(),
-                        allowed=deadline.timestamp(),
-                    ),
-                )
-        return tightest
+                left, due = (deadline - wall()).total_seconds(), deadline.timestamp()
+                lefts.append(TimeLeft(seconds=left, limit="deadline", used=due - left, allowed=due))
+        return min(lefts, key=lambda left: left.seconds, default=None)
 
     def name_price_source(self, source: str) -> None:
         """Remember which table priced the tokens, here and above."""
-        for scope in self._scopes():
+        for scope in self._chain:
             scope._price_source = source
 
-    def _scopes(self) -> list[Budget]:
-        scopes: list[Budget] = [self]
-        while (parent := scopes[-1].parent) is not None:
-            scopes.append(parent)
-        return scopes
-
-    def _taken(self, unit: str) -> Number:
-        return self._spent.get(unit, 0) + self._held.get(unit, 0)
-
-    def _first_hit(self, amounts: Amounts) -> LimitHit | None:
-        scope: Budget | None = self
-        while scope is not None:
+    def _first_hit(self, amounts: Amounts, freed: Amounts) -> LimitHit | None:
+        for scope in self._chain:
             allowed = scope._allowed
-            if allowed:
-                for unit, amount in amounts.items():
-                    if unit in allowed and amount and scope._taken(unit) + amount > allowed[unit]:
-                        return LimitHit(limit=limit_name(unit), used=scope._spent.get(unit, 0), allowed=allowed[unit])
-            scope = scope.parent
+            for unit, amount in amounts.items():
+                bound = allowed.get(unit)
+                if bound is not None and amount and scope._taken[unit] + amount - freed.get(unit, 0) > bound:
+                    return LimitHit(limit=limit_name(unit), used=scope._spent[unit], allowed=bound)
         return None
 
-    def _hold(self, amounts: Amounts, sign: int) -> None:
-        scope: Budget | None = self
-        while scope is not None:
-            held = scope._held
-            for unit, amount in amounts.items():
-                held[unit] = held.get(unit, 0) + sign * amount
-            scope = scope.parent
+    def _settle(self, held: Amounts, actual: Amounts) -> None:
+        for scope in self._chain:
+            taken, spent = scope._taken, scope._spent
+            for unit, amount in held.items():
+                taken[unit] -= amount
+            for unit, amount in actual.items():
+                taken[unit] += amount
+                spent[unit] += amount
 
-    def settle(self, held: Amounts, actual: Amounts) -> None:
-        """Charge `actual` in place of what was held; `Hold.settle` is the way to call it."""
-        with self._lock:
-            self._hold(held, -1)
-            scope: Budget | None = self
-            while scope is not None:
-                spent = scope._spent
-                for unit, amount in actual.items():
-                    spent[unit] = spent.get(unit, 0) + amount
-                scope = scope.parent
+    def _warning_marks(self) -> dict[str, tuple[float, Number | float]]:
+        """Where each limit is to be warned of: its share, and the whole. What has passed it before is left out."""
+        share = self.limits.warn_at
+        if share is None:
+            return {}
+        bounds: dict[str, Number | float] = {unit: bound for unit, bound in self._allowed.items() if bound}
+        if self.limits.max_seconds:
+            bounds["seconds"] = self.limits.max_seconds
+        marks = {unit: (float(bound) * share, bound) for unit, bound in bounds.items()}
+        used: dict[str, Number | float] = {**self._spent, "seconds": self._earlier_seconds}
+        return {unit: mark for unit, mark in marks.items() if used.get(unit, 0) < mark[0]}
 
     def __repr__(self) -> str:
-        used = ", ".join(f"{limit_name(unit)}={self._taken(unit)}/{n}" for unit, n in self._allowed.items())
+        used = ", ".join(f"{limit_name(unit)}={self._taken[unit]}/{n}" for unit, n in self._allowed.items())
         return f"<Budget {used or 'without limits'}>"
 
 
@@ -263,6 +250,11 @@ class Hold:
     def release(self) -> None:
         """End the hold and charge nothing."""
         self.settle({})
+
+    def split(self, amounts: Amounts) -> Hold:
+        """Part this hold in two: the one returned has `amounts`, this one keeps the rest."""
+        self.amounts = {unit: amount - amounts.get(unit, 0) for unit, amount in self.amounts.items()}
+        return Hold(budget=self.budget, amounts=amounts)
 
 
 def usage_amounts(usage: Usage, cost: Decimal | None, *, reserved_tokens: int = 0) -> dict[str, Number]:
@@ -328,7 +320,3 @@ def _counters(spent: Spent) -> dict[str, Number]:
     }
     counters.update({TOOL_UNIT + tool: count for tool, count in spent.tools.items()})
     return counters
-
-
-def _tighter(one: TimeLeft | None, other: TimeLeft) -> TimeLeft:
-    return other if one is None or other.seconds < one.seconds else one

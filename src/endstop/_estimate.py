@@ -21,7 +21,7 @@ ATTACHMENT_TOKENS = 1_000
 
 
 class ContextSize:
-    """The input tokens of the next request of one conversation.
+    """The input tokens of the next request of one conversation, whose requests carry a frame beside it.
 
     What the provider measured for the newest turn is taken as it is; only what was added since is
     estimated. Each message is looked at once, so the cost a round does not grow with the history.
@@ -29,11 +29,9 @@ class ContextSize:
 
     __slots__ = ("_counted", "_tokens")
 
-    def __init__(self, instructions: str | None, tools: Iterable[ToolSpec]) -> None:
+    def __init__(self, frame_tokens: int) -> None:
         self._counted = 0
-        self._tokens = text_tokens(instructions or "")
-        for tool in tools:
-            self._tokens += text_tokens(tool.name + tool.description + json.dumps(tool.parameters))
+        self._tokens = frame_tokens
 
     def of(self, messages: Sequence[Message]) -> int:
         """The estimate for the conversation, which has only grown since it was last asked for."""
@@ -44,6 +42,12 @@ class ContextSize:
                 self._tokens += message_tokens(message)
         self._counted = len(messages)
         return self._tokens
+
+
+def frame_tokens(instructions: str | None, tools: Iterable[ToolSpec]) -> int:
+    """The estimated tokens of what every request carries beside the conversation."""
+    frame = text_tokens(instructions or "")
+    return frame + sum(text_tokens(tool.name + tool.description + json.dumps(tool.parameters)) for tool in tools)
 
 
 def message_tokens(message: Message) -> int:

@@ -8,12 +8,13 @@ which rises by one an event over the whole stream. The last event of a stream is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from endstop._limits import LimitHit, Spent
+from endstop._budget import allowed_by_limit, used_by_limit
+from endstop._limits import LimitHit, PlanLimits, Spent
 from endstop._messages import ToolCall, ToolReturn
 from endstop._results import AgentResult, Ending
 
@@ -79,11 +80,18 @@ class ToolResultEvent(_Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEvent(_Event):
-    """What the run has spent after a request, and what is left of each limit that is set."""
+    """What the run has spent after a request, under which limits."""
 
     spent: Spent
-    remaining: Mapping[str, int | float | Decimal]
+    limits: PlanLimits
     kind: Literal["usage"] = "usage"
+
+    @property
+    def remaining(self) -> dict[str, float | Decimal]:
+        """What is left of each limit that is set, by its name."""
+        used = used_by_limit(self.spent)
+        allowed = allowed_by_limit(self.limits)
+        return {limit: _left(bound, used[limit]) for limit, bound in allowed.items() if limit in used}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +123,7 @@ class ErrorEvent(_Event):
 class Cancelled(_Event):
     """The run was cancelled by its caller; `result` is all that was done."""
 
-    result: AgentResult[Any]
+    result: AgentResult[object]
     kind: Literal["cancelled"] = "cancelled"
 
 
@@ -123,7 +131,7 @@ class Cancelled(_Event):
 class Done(_Event):
     """The run ended; `result` is its result."""
 
-    result: AgentResult[Any]
+    result: AgentResult[object]
     kind: Literal["done"] = "done"
 
 
@@ -141,8 +149,15 @@ Event: TypeAlias = (
     | Cancelled
     | Done
 )
+"""Whatever a stream of events can carry."""
 
 Emit: TypeAlias = Callable[[Event], Awaitable[None]]
 
 HIGH_WATER = 1_024
 """Events that wait for the caller before the run waits too."""
+
+
+def _left(allowed: float | Decimal, used: float | Decimal) -> float | Decimal:
+    if isinstance(allowed, Decimal) or isinstance(used, Decimal):
+        return max(Decimal(allowed) - Decimal(used), Decimal(0))
+    return max(allowed - used, 0)

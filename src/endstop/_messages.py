@@ -66,6 +66,7 @@ class FilePart:
 
 
 Part: TypeAlias = TextPart | ImagePart | FilePart
+"""One part of a prompt that is more than text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,7 @@ class ToolReturn:
 
 
 Message: TypeAlias = UserMessage | ModelTurn | ToolReturn
+"""One entry of a conversation."""
 
 Prompt: TypeAlias = str | Sequence[Part]
 """What a run is asked: text, or parts (text, images, files)."""

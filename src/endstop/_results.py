@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from endstop._limits import LimitHit, Spent
 
 OutputT = TypeVar("OutputT", default=str)
+OutputT_co = TypeVar("OutputT_co", default=str, covariant=True)
+T = TypeVar("T")
 
 Rung: TypeAlias = Literal["model_answer", "last_text", "tool_digest", "empty"]
 """Where the text of a run that did not complete comes from, best first.
@@ -50,7 +52,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentResult(Generic[OutputT]):
+class AgentResult(Generic[OutputT_co]):
     """The result of a run.
 
     `output` is the validated output of the agent's output type, or `None` where the run ended
@@ -59,7 +61,7 @@ class AgentResult(Generic[OutputT]):
     `duration_ms` is the working time of the run in milliseconds, all its legs together.
     """
 
-    output: OutputT | None
+    output: OutputT_co | None
     text: str
     stop_reason: StopReason
     ending: Ending | None
@@ -99,17 +101,23 @@ class AgentResult(Generic[OutputT]):
         """The result as one JSON document; the output must be data that pydantic can write."""
         return to_json(self, "result")
 
-    @classmethod
-    def from_json(cls, document: str | bytes, output_type: type[OutputT] | None = None) -> AgentResult[OutputT]:
+    @overload
+    @staticmethod
+    def from_json(document: str | bytes) -> AgentResult[str]: ...
+    @overload
+    @staticmethod
+    def from_json(document: str | bytes, output_type: type[T]) -> AgentResult[T]: ...
+    @staticmethod
+    def from_json(document: str | bytes, output_type: type[object] = str) -> AgentResult[object]:
         """The result that `to_json` wrote; the output is validated as `output_type`, by default text.
 
         Raises:
             StateError: the document is no JSON, no result, of a newer version, or a field is wrong.
         """
         stored = from_json(AgentResult[JsonValue], "result", document)
-        output = None if stored.output is None else as_type(output_type or str, stored.output, "output")
+        output = None if stored.output is None else as_type(output_type, stored.output, "output")
         return AgentResult(
-            output=cast("OutputT | None", output),  # str is the type variable's default
+            output=output,
             text=stored.text,
             stop_reason=stored.stop_reason,
             ending=stored.ending,

@@ -38,8 +38,7 @@ class RunState:
     `messages` is the whole history; the run's own part starts at `first_message`. `hit` is the limit
     that ends the run, `wrap_up` whether the reserved final answer was asked for and had. `unrun` are
     the calls that the model asked for and that were not run since the limit was hit, `side_effects`
-    the tools that were started and are not read-only, `warned` the limits whose warning was given, and
-    `note` what else there is to say of the ending.
+    the tools that were started and are not read-only, and `note` what else there is to say of the ending.
     """
 
     run_id: str
@@ -55,7 +54,6 @@ class RunState:
     repairs: int = 0
     unrun: list[ToolCall] = field(default_factory=list[ToolCall])
     side_effects: list[str] = field(default_factory=list[str])
-    warned: list[str] = field(default_factory=list[str])
     note: str = ""
     stop_reason: StopReason | None = None
 
@@ -66,7 +64,6 @@ class RunState:
             messages=list(self.messages),
             unrun=list(self.unrun),
             side_effects=list(self.side_effects),
-            warned=list(self.warned),
         )
 
     def to_json(self) -> str:

@@ -61,6 +61,7 @@ class Plan:
     instructions: str | None
     tools: Mapping[str, Tool]
     specs: tuple[ToolSpec, ...]
+    frame_tokens: int
     output: OutputSpec[Any]
     output_repairs: int
     retry: RetryPolicy
@@ -113,7 +114,8 @@ def next_step(state: RunState, plan: Plan) -> Step:
     if calls:
         return RunTools(calls=calls, refuse=state.hit is not None)
     if state.hit is not None:
-        if state.limits.on_limit == "answer" and state.wrap_up == "none":
+        # Without tools every round was a final answer already; asking once more would find the same limit.
+        if state.limits.on_limit == "answer" and plan.tools and state.wrap_up == "none":
             return CallModel(final=True)
         return Finish(stop_reason="tool_limit" if state.hit.limit == "max_model_rounds" else "budget")
     newest = state.messages[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic, Protocol, cast
 
 import anyio
 
@@ -11,7 +11,6 @@ from endstop._events import HIGH_WATER, Cancelled, Done, Event
 from endstop._results import AgentResult, OutputT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -19,44 +18,66 @@ if TYPE_CHECKING:
     from endstop._state import RunState
 
 
-class EventQueue:
-    """Events from a run to its one reader, numbered in order; `put` waits once `HIGH_WATER` of them are unread."""
+class LiveRun(Protocol):
+    """The run behind a stream."""
 
-    __slots__ = ("_closed", "_events", "_failure", "_more", "_room", "result", "seq")
+    @property
+    def state(self) -> RunState:
+        """All that is known of it."""
+        ...
+
+    async def drive(self) -> None:
+        """Go on to the end, telling every event."""
+        ...
+
+    def cancel(self) -> None:
+        """End in order, as soon as may be."""
+        ...
+
+
+class EventQueue:
+    """Events from a run to its one reader, numbered in order. Once `HIGH_WATER` of them are unread it `is_full`."""
+
+    __slots__ = ("_events", "_failure", "_more", "_room", "is_closed", "result", "seq")
 
     def __init__(self, seq: int = 0) -> None:
         self.seq = seq
-        self.result: AgentResult[Any] | None = None
+        self.result: AgentResult[object] | None = None
         self._events: deque[Event] = deque()
         self._more: anyio.Event | None = None
         self._room: anyio.Event | None = None
-        self._closed = False
+        self.is_closed = False
         self._failure: BaseException | None = None
 
-    async def put(self, event: Event) -> None:
-        """Number the event and hand it to the reader."""
-        self.put_nowait(event)
-        while len(self._events) > HIGH_WATER:
-            if self._room is None:
-                self._room = anyio.Event()
-            await self._room.wait()
+    @property
+    def is_full(self) -> bool:
+        """Whether the run should wait for its reader."""
+        return len(self._events) > HIGH_WATER
 
-    def put_nowait(self, event: Event) -> None:
-        """Number the event and hand it to the reader, however many are unread."""
+    def put(self, event: Event) -> None:
+        """Number the event and hand it to the reader."""
         self.seq += 1
         # The one place where an event gets its number: it is not shared with anybody yet.
         object.__setattr__(event, "seq", self.seq)
         self._events.append(event)
         if isinstance(event, Done | Cancelled):
             self.result = event.result
-        _wake(self._more)
-        self._more = None
+        if self._more is not None:
+            self._more.set()
+            self._more = None
+
+    async def room(self) -> None:
+        """Wait until the reader has caught up."""
+        while self.is_full:
+            self._room = anyio.Event()
+            await self._room.wait()
 
     def close(self, failure: BaseException | None = None) -> None:
         """No event follows; the reader gets `failure` after the last one."""
-        self._closed = True
+        self.is_closed = True
         self._failure = failure
-        _wake(self._more)
+        if self._more is not None:
+            self._more.set()
 
     async def get(self) -> Event:
         """The next event.
@@ -65,14 +86,14 @@ class EventQueue:
             StopAsyncIteration: the run is over and every event was read.
         """
         while not self._events:
-            if self._closed:
+            if self.is_closed:
                 failure, self._failure = self._failure, None
                 raise failure or StopAsyncIteration
             self._more = anyio.Event()
             await self._more.wait()
         event = self._events.popleft()
         if self._room is not None and len(self._events) <= HIGH_WATER // 2:
-            _wake(self._room)
+            self._room.set()
             self._room = None
         return event
 
@@ -84,12 +105,15 @@ class RunStream(Generic[OutputT]):
     block early cancels the run promptly; what it had done is in `state`, whose history is valid.
     """
 
-    def __init__(self, drive: Callable[[], Awaitable[None]], queue: EventQueue, state: RunState) -> None:
-        self._drive = drive
+    def __init__(self, run: LiveRun, queue: EventQueue) -> None:
+        self._live = run
         self._queue = queue
         self._group: TaskGroup | None = None
-        self._scope = anyio.CancelScope()
-        self.state = state
+
+    @property
+    def state(self) -> RunState:
+        """The run's state as it is now."""
+        return self._live.state
 
     @property
     def result(self) -> AgentResult[OutputT]:
@@ -100,11 +124,11 @@ class RunStream(Generic[OutputT]):
         """
         if self._queue.result is None:
             raise RuntimeError("the run has no result: read the stream to its end first, and see what it raised")
-        return self._queue.result
+        return cast("AgentResult[OutputT]", self._queue.result)  # the events of a stream carry its own result
 
     def cancel(self) -> None:
         """End the run now, in order: its last event is `cancelled` and carries what was done."""
-        self._scope.cancel()
+        self._live.cancel()
 
     async def __aenter__(self) -> RunStream[OutputT]:
         self._group = anyio.create_task_group()
@@ -116,7 +140,8 @@ class RunStream(Generic[OutputT]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._group is not None
-        self._scope.cancel()
+        if not self._queue.is_closed:
+            self._group.cancel_scope.cancel()
         # The group is left as if nothing was raised, so that the caller's own exception leaves bare.
         await self._group.__aexit__(None, None, None)
 
@@ -127,8 +152,8 @@ class RunStream(Generic[OutputT]):
         return await self._queue.get()
 
     async def _run(self) -> None:
-        with _Outcome(self._queue), self._scope:
-            await self._drive()
+        with _Outcome(self._queue):
+            await self._live.drive()
 
 
 class _Outcome:
@@ -148,8 +173,3 @@ class _Outcome:
         mine = isinstance(error, Exception)
         self._queue.close(error if mine else None)
         return mine
-
-
-def _wake(event: anyio.Event | None) -> None:
-    if event is not None:
-        event.set()

@@ -191,19 +191,6 @@ class Batch:
     fatal: ToolFatal | None = None
     cut: bool = False
 
-    def answers(self, unfinished: str) -> list[ToolReturn]:
-        """One return for every call, in the order asked; a call without one gets `unfinished` as its text."""
-        return [
-            self.returns.get(call.call_id)
-            or ToolReturn(call_id=call.call_id, name=call.name, content=unfinished, status="not_run")
-            for call in self.calls
-        ]
-
-    @property
-    def unrun(self) -> list[ToolCall]:
-        """The calls that limits kept from running."""
-        return [c for c in self.calls if c.call_id in self.returns and self.returns[c.call_id].status == "not_run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
@@ -224,12 +211,12 @@ async def run_calls(batch: Batch, shop: Workshop) -> None:
     first calls. A tool's exception is its return, with status `error`; siblings always finish.
     """
 
-    async def execute(call: ToolCall, tool: Tool, arguments: Arguments) -> ToolReturn:
+    async def execute(call: ToolCall, tool: Tool, arguments: Arguments, context: ToolContext[Any]) -> ToolReturn:
         attempt = 0
         while True:
             attempt += 1
             try:
-                value = await _within(tool.timeout_seconds, tool.body(arguments, shop.context(call)))
+                value = await _within(tool.timeout_seconds, tool.body(arguments, context))
                 return _return(call, render(value, tool.max_result_chars))
             except ToolFatal as error:
                 batch.fatal = batch.fatal or error
@@ -240,8 +227,9 @@ async def run_calls(batch: Batch, shop: Workshop) -> None:
                 return _return(call, text, "error")
 
     async def answer(call: ToolCall, tool: Tool, arguments: Arguments) -> None:
-        key = f"{shop.context(call).round}/tool/{call.call_id}"
-        result = await shop.effects.step(key, functools.partial(execute, call, tool, arguments))
+        context = shop.context(call)
+        key = f"{context.round}/tool/{call.call_id}"
+        result = await shop.effects.step(key, functools.partial(execute, call, tool, arguments, context))
         batch.returns[call.call_id] = result
         await shop.on_return(call, result)
 

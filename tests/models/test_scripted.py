@@ -253,7 +253,7 @@ def test_an_answer_without_latency_never_suspends() -> None:
 def test_a_call_has_a_stable_id() -> None:
     """The same call has the same id in every process; another call has another."""
     assert call("search", {"q": "a", "n": 1}).call_id == call("search", {"n": 1, "q": "a"}).call_id
-    assert len({call(*given).call_id for given in [("a",), ("b",), ("a", {"q": 1})]}) == 3  # type: ignore[arg-type]
+    assert len({made.call_id for made in (call("a"), call("b"), call("a", {"q": 1}))}) == 3
     assert call("search", call_id="mine") == ToolCall(call_id="mine", name="search", arguments={})
 
 

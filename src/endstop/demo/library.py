@@ -15,13 +15,15 @@ import difflib
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from endstop._errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
 
 SECTION_CHARACTERS = 1200
 """How much of a section `open` shows at most."""
@@ -29,12 +31,14 @@ SECTION_CHARACTERS = 1200
 QUOTE_CHARACTERS = 500
 """How much text `quote` returns at most."""
 
-SNIPPET_TOKENS = 14
-"""How many words of a hit `search` shows."""
+SNIPPET_WORDS = 14
+"""How much of a hit `search` shows."""
 
 MAX_HITS = 10
-MAX_QUERY_WORDS = 32
-MAX_PHRASE_WORDS = 60
+"""How many hits `search` returns at most, whatever it is asked for."""
+
+MAX_WORDS = 40
+"""How many words of a query or a phrase count; the rest is ignored."""
 
 _HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _FENCE = re.compile(r"[ ]{0,3}(```+|~~~+)")
@@ -42,8 +46,12 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\S)|\n(?=\s*(?:[-*+|]|\d+\.)\s?)|\n
 _WORD = re.compile(r"\w+")
 
 _COMMON_WORDS = frozenset(
-    "a an and are as at be by can did do does for from has have how i in is it its of on or that the their then there "
-    "they this to was what when where which who why will with".split()
+    {
+        *("a", "an", "and", "any", "are", "as", "at", "be", "been", "by", "can", "could", "did", "do", "does", "for"),
+        *("from", "had", "has", "have", "how", "i", "if", "in", "is", "it", "its", "of", "on", "or", "so", "than"),
+        *("that", "the", "their", "then", "there", "they", "this", "to", "was", "were", "what", "when", "where"),
+        *("which", "who", "why", "will", "with", "would", "you"),
+    }
 )
 
 
@@ -70,7 +78,8 @@ class Library:
         with self._connection as connection:
             connection.execute("DROP TABLE IF EXISTS sections")
             connection.execute(
-                "CREATE VIRTUAL TABLE sections USING fts5(section_id UNINDEXED, title, text, tokenize='porter unicode61')"
+                "CREATE VIRTUAL TABLE sections "
+                "USING fts5(section_id UNINDEXED, title, text, tokenize = 'porter unicode61')"
             )
             connection.executemany(
                 "INSERT INTO sections VALUES (?, ?, ?)",
@@ -124,7 +133,7 @@ class Library:
         Any word may match; operators and punctuation have no meaning. `limit` is held between 1 and 10.
         """
         every = list(dict.fromkeys(_WORD.findall(query)))
-        words = ([word for word in every if word.lower() not in _COMMON_WORDS] or every)[:MAX_QUERY_WORDS]
+        words = ([word for word in every if word.lower() not in _COMMON_WORDS] or every)[:MAX_WORDS]
         if not words:
             return "The query has no words. Search for two or three words of the question."
         matches = " OR ".join(f'"{word}"' for word in words)
@@ -132,7 +141,7 @@ class Library:
             hits: list[tuple[str, str]] = self._connection.execute(
                 "SELECT section_id, snippet(sections, 2, '', '', '...', ?) FROM sections "
                 "WHERE sections MATCH ? ORDER BY bm25(sections, 0.0, 4.0, 1.0), rowid LIMIT ?",
-                (SNIPPET_TOKENS, matches, max(1, min(limit, MAX_HITS))),
+                (SNIPPET_WORDS, matches, max(1, min(limit, MAX_HITS))),
             ).fetchall()
         if not hits:
             return f"No section has any of the words: {' '.join(words)[:80]}. Try other words."
@@ -158,7 +167,7 @@ class Library:
         section = self._find(section_id)
         if section is None:
             return self._unknown(section_id)
-        words = [word for word in re.split(r"[\s`*]+", phrase) if word][:MAX_PHRASE_WORDS]
+        words = [word for word in re.split(r"[\s`*]+", phrase) if word][:MAX_WORDS]
         if not words:
             return "The phrase is empty. Give a few words that stand in the section."
         pattern = re.compile(r"[\s`*]+".join(re.escape(word) for word in words), re.IGNORECASE)
@@ -187,12 +196,10 @@ def split_document(name: str, markdown: str) -> Iterator[Section]:
     """Cut a document at its headings. A heading without text of its own only titles what stands under it."""
     used: dict[str, int] = {}
     for number, (titles, text) in enumerate(_blocks(markdown)):
-        if number <= 1 and name not in used:
-            section_id = name
-        else:
-            section_id = f"{name}#{_slug(titles[-1]) or 'section'}"
         if not text:
             continue
+        is_opening = number <= 1 and name not in used
+        section_id = name if is_opening else f"{name}#{_slug(titles[-1]) or 'section'}"
         repeats = used.get(section_id, 0)
         used[section_id] = repeats + 1
         yield Section(

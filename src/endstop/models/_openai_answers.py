@@ -40,7 +40,7 @@ class _Text:
 
     def add(self, piece: str) -> str:
         """The piece as it can be shown."""
-        if self._half or not piece.isascii():
+        if piece and (self._half or not piece.isascii()):
             piece = self._half + piece
             self._half = piece[-1] if "\ud800" <= piece[-1] <= "\udbff" else ""
             whole = piece.removesuffix(self._half)
@@ -110,27 +110,24 @@ class TurnDecoder:
         )
 
     def _read_message(self, message: JsonObject, *, whole: bool) -> list[Delta]:
-        deltas: list[Delta] = []
+        text = thinking = ""
         for key, value in message.items():
             if not value or key == "role":
                 continue
             if key == "content":
-                self._add_text(_content_text(value), deltas)
+                text += self._text.add(_content_text(value))
             elif key == "refusal" and isinstance(value, str):
                 self._refused = True
-                self._add_text(value, deltas)
+                text += self._text.add(value)
             elif key in THINKING_FIELDS and isinstance(value, str) and self._thinking_field in (None, key):
                 self._thinking_field = key
-                deltas.append(Delta(text=self._thinking.add(value), kind="thinking"))
+                thinking += self._thinking.add(value)
             elif key == "tool_calls":
                 self._read_calls(value, whole=whole)
             else:
                 self._extras[key] = _merge(self._extras.get(key), value)
-        return deltas
-
-    def _add_text(self, text: str, deltas: list[Delta]) -> None:
-        if text and (shown := self._text.add(text)):
-            deltas.append(Delta(text=shown))
+        deltas = [Delta(text=thinking, kind="thinking")] if thinking else []
+        return [*deltas, Delta(text=text)] if text else deltas
 
     def _read_calls(self, entries: JsonValue, *, whole: bool) -> None:
         for position, entry in enumerate(entries if isinstance(entries, list) else ()):

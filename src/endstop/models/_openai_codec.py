@@ -22,7 +22,7 @@ from endstop._messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from endstop.models.base import ModelRequest
 
@@ -45,7 +45,7 @@ _ENTRY_BYTES = 200
 """What an entry of the cache costs beside its bytes, about."""
 
 
-# -- bytes ---------------------------------------------------------------------------------------------
+# -- JSON ----------------------------------------------------------------------------------------------
 
 
 def _null(name: str) -> None:
@@ -53,6 +53,7 @@ def _null(name: str) -> None:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_null)
 
 
 def parse_json(text: str | bytes) -> JsonValue:
@@ -62,7 +63,7 @@ def parse_json(text: str | bytes) -> JsonValue:
         ValueError: it is no JSON text, or is nested too deeply to be read.
     """
     try:
-        value: JsonValue = json.loads(text, parse_constant=_null)
+        value: JsonValue = _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig", "replace"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return value
@@ -94,6 +95,11 @@ class WireCache:
 
     def __len__(self) -> int:
         return len(self._young.keys() | self._old.keys())
+
+    def get_all(self, items: Iterable[T], encode: Callable[[T], bytes]) -> list[bytes]:
+        """The bytes of each item."""
+        known, get = self._young.get, self.get
+        return [entry[1] if (entry := known(id(item))) else get(item, encode) for item in items]
 
     def get(self, item: T, encode: Callable[[T], bytes]) -> bytes:
         """The bytes of an item, encoded only where they are not at hand."""
@@ -128,13 +134,13 @@ class RequestEncoder:
 
     def encode(self, request: ModelRequest) -> bytes:
         """The request's body. Objects that were encoded for an earlier request are not encoded again."""
-        get, message = self._cache.get, self._message
-        messages = [get(item, message) for item in request.messages]
+        get = self._cache.get
+        messages = self._cache.get_all(request.messages, self._message)
         if request.instructions:
             messages.insert(0, get(request.instructions, _encode_instructions))
         parts = [self._head, b",".join(messages), b"]"]
         if request.tools:
-            parts += [b',"tools":[', b",".join([get(spec, _encode_tool) for spec in request.tools]), b"]"]
+            parts += [b',"tools":[', b",".join(self._cache.get_all(request.tools, _encode_tool)), b"]"]
             if request.final:
                 parts.append(b',"tool_choice":"none"')
         if request.output_schema is not None:

@@ -10,10 +10,8 @@ Stands on langchain-core alone. LangChain runs on asyncio, and so does this adap
 from __future__ import annotations
 
 import base64
-import email.utils
 import json
 import re
-import time
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -110,7 +108,7 @@ class LangChainModel:
         told = _Told(on_delta)
         message = await _streamed(runnable.astream(messages), told)
         turn = self._turn(message, first_id)
-        if told.text and turn.text.startswith(told.text):
+        if isinstance(message, AIMessageChunk) and turn.text.startswith(told.text):
             await told.tell(turn.text[len(told.text) :], "text")
         return turn
 
@@ -405,104 +403,3 @@ def _as_json(value: object) -> JsonValue:
     text = clean_text(json.dumps(value, default=str, ensure_ascii=False))
     plain: JsonValue = json.loads(text, parse_constant=lambda _: None)
     return plain
-
-
-# What a chat model raises
-
-_OVERFLOW = re.compile(
-    r"context[ _](length|window|size)|maximum context|(prompt|input|request) is too (long|large)"
-    r"|too many (input |prompt )?tokens|exceeds? the (available|maximum|model)",
-    re.IGNORECASE,
-)
-_CONNECTION_ERRORS = frozenset(
-    (
-        "APIConnectionError",  # openai, anthropic and those made like them; their timeouts too
-        "ClientConnectionError",  # aiohttp
-        "ConnectionError",  # requests
-        "DeadlineExceeded",  # google
-        "HTTPClientError",  # botocore
-        "ServiceUnavailable",  # google
-        "Timeout",  # requests
-        "TransportError",  # httpx
-    )
-)
-_STATUS_PATHS = (
-    ("status_code",),
-    ("http_status",),
-    ("code",),
-    ("response", "status_code"),
-    ("response", "ResponseMetadata", "HTTPStatusCode"),
-)
-_HEADER_PATHS = (("response", "headers"), ("headers",), ("response", "ResponseMetadata", "HTTPHeaders"))
-
-
-def model_error(error: Exception) -> ModelError:
-    """What a chat model raised as a `ModelError`, by its HTTP status or, without one, by its kind.
-
-    Integrations wrap their provider's errors, so that the causes are looked at too. Nothing but the
-    standard library and names is consulted: the provider packages need not be installed.
-    """
-    chain = list(_causes(error))
-    names = {kind.__name__ for each in chain for kind in type(each).__mro__}
-    status = next((found for found in map(_status, chain) if found is not None), None)
-    said = clean_text(f"{type(error).__name__}: {error}")
-    if "ContextOverflowError" in names or (status in (None, 400, 413, 422) and _OVERFLOW.search(said)):
-        return ContextOverflow(said, status=status)
-    if status is None:
-        retryable = (
-            isinstance(error, (ConnectionError, TimeoutError))
-            or not names.isdisjoint(_CONNECTION_ERRORS)
-            or getattr(error, "is_retryable", False) is True
-        )
-    else:
-        retryable = status in (408, 409, 429) or status >= 500
-    # The account is out of money, which waiting does not change.
-    retryable = retryable and "insufficient_quota" not in said
-    wait = next((found for found in map(_wait_seconds, chain) if found is not None), None)
-    return ModelError(said, retryable=retryable, retry_after_seconds=wait, status=status)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__
-
-
-def _status(error: BaseException) -> int | None:
-    found = (_look(error, *path) for path in _STATUS_PATHS)
-    return next((int(status) for status in found if isinstance(status, int) and 100 <= status < 600), None)
-
-
-def _wait_seconds(error: BaseException) -> float | None:
-    found = (_mapping(_look(error, *path)) for path in _HEADER_PATHS)
-    headers = next((headers for headers in found if headers is not None), {})
-    return _retry_after_seconds({str(name).lower(): str(value) for name, value in headers.items()})
-
-
-def _look(value: object, *path: str) -> object:
-    """What stands at a path of attributes or keys inside a foreign object; `None` where there is nothing."""
-    for name in path:
-        mapping = _mapping(value)
-        value = getattr(value, name, None) if mapping is None else mapping.get(name)
-    return value
-
-
-def _mapping(value: object) -> Mapping[object, object] | None:
-    if not isinstance(value, Mapping):
-        return None
-    return cast("Mapping[object, object]", value)  # isinstance cannot say of what a mapping is
-
-
-def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """The wait that a provider asks for, given in milliseconds, seconds or as a date."""
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers[name]) / unit)
-        except (KeyError, ValueError):
-            continue
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
-    except (KeyError, ValueError):
-        return None

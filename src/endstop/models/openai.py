@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import weakref
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import httpx
@@ -41,10 +42,10 @@ OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 _DEFAULT_TIMEOUT_SECONDS = 600.0
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_LAST_CHUNK_SECONDS = 10.0
+_LAST_CHUNK_SECONDS = 5.0
 """How long the usage is awaited after the answer has ended."""
 
-_DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 0.25
 """How long the end of a stream is awaited after its last event, so that the connection can be used again."""
 
 _OWN_FIELDS = frozenset({"model", "messages", "tools", "tool_choice", "response_format", "stream"})
@@ -200,8 +201,8 @@ class OpenAIModel:
                         elif event.data:
                             for delta in decoder.feed(self._chunk(event)):
                                 await on_delta(delta)
-                            if decoder.complete:
-                                scope.deadline = min(scope.deadline, anyio.current_time() + _LAST_CHUNK_SECONDS)
+                            if decoder.complete and scope.deadline == math.inf:
+                                scope.deadline = anyio.current_time() + _LAST_CHUNK_SECONDS
         except httpx.RequestError:
             # What came after the end of the answer does not matter.
             if not decoder.complete:
@@ -237,6 +238,8 @@ class _LoopClients:
     def __init__(self, *, trust_env: bool) -> None:
         self._trust_env = trust_env
         self._open: dict[object, tuple[httpx.AsyncClient, AsyncGenerator[None]]] = {}
+        # The keepers of a model that is dropped must outlive it: as garbage beside it they could close nothing.
+        weakref.finalize(self, self._open.clear).atexit = False
 
     async def get(self) -> httpx.AsyncClient:
         """The client of the running loop."""
@@ -246,7 +249,7 @@ class _LoopClients:
             return entry[0]
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         client = httpx.AsyncClient(verify=_tls(), trust_env=self._trust_env, limits=limits)
-        keeper = self._keep(loop, client)
+        keeper = _keep(client, loop, self._open)
         self._open[loop] = client, keeper
         await anext(keeper)
         return client
@@ -257,17 +260,18 @@ class _LoopClients:
         if entry is not None:
             await entry[1].aclose()
 
-    async def _keep(self, loop: object, client: httpx.AsyncClient) -> AsyncGenerator[None]:
-        """Closes the client at the end of the loop.
 
-        Nobody tells a model that its loop ends. But every loop closes the async generators that it has started
-        before it does, which is the one moment when its connections can be closed in it.
-        """
-        try:
-            yield
-        finally:
-            del self._open[loop]
-            await client.aclose()
+async def _keep(client: httpx.AsyncClient, loop: object, clients: dict[object, Any]) -> AsyncGenerator[None]:
+    """Closes the client at the end of its loop, or when nobody holds this generator any more.
+
+    Nobody tells a model that its loop ends. But every loop closes the async generators that it has started
+    before it does, which is the one moment when connections can be closed in it.
+    """
+    try:
+        yield
+    finally:
+        clients.pop(loop, None)
+        await client.aclose()
 
 
 _LOOP: RunVar[object] = RunVar("endstop_openai_loop")

@@ -383,7 +383,7 @@ def load_recording(path: str | Path) -> list[Exchange]:
     *lines, _ = Path(path).read_text("utf-8").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            read: Exchange = from_json(Exchange, _RECORDING, line)
+            read = from_json(Exchange, _RECORDING, line)
         except StateError as error:
             raise StateError(f"{Path(path).name}, line {number}: {error}", field=error.field) from error
         before = exchanges[-1].request.messages[: read.kept] if exchanges else ()

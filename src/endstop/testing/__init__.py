@@ -1,0 +1,1 @@
+"""Conformance kits: contracts that anybody can run on their own parts, one module for each protocol."""
