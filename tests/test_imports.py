@@ -28,6 +28,7 @@ PYDANTIC = {"pydantic", "pydantic_core"}
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"anyio", "typing_extensions"},
     "_outputs": PYDANTIC,
+    "_pauses": {"jsonschema"},
     "_prices": {"genai_prices"},
     "_state": PYDANTIC,
     "_tools": PYDANTIC,
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models.langchain": {"langchain_core"},
     "models.openai": {"httpx", "httpx_sse"},
     "testing": PYDANTIC,
+    "views": {"rich"} | PYDANTIC,
 }
 """Module or package -> the third-party packages that it and what it contains may import, as well as its parents'."""
 

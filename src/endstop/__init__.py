@@ -1,12 +1,14 @@
 """endstop bounds LLM agents: every run ends, inside its limits, honestly."""
 
 from endstop._agent import Agent
+from endstop._ask_user import ask_user
 from endstop._budget import Budget, Hold
 from endstop._effects import Effects, MemoryEffects
 from endstop._errors import (
     ConfigError,
     ContextOverflow,
     EndstopError,
+    Interrupt,
     LimitExceeded,
     ModelError,
     OutputInvalid,
@@ -18,11 +20,16 @@ from endstop._errors import (
     UsageError,
 )
 from endstop._events import (
+    AskUser,
     Cancelled,
     Done,
     ErrorEvent,
     Event,
+    InterruptEvent,
     LimitWarning,
+    LoopDetected,
+    Resumed,
+    RetrievedEvent,
     RoundStarted,
     Started,
     TextDelta,
@@ -33,6 +40,7 @@ from endstop._events import (
     UsageEvent,
 )
 from endstop._limits import LimitHit, PlanLimits, Price, Prices, Pricing, Spent
+from endstop._loops import LoopPolicy
 from endstop._messages import (
     FilePart,
     ImagePart,
@@ -46,8 +54,10 @@ from endstop._messages import (
     Usage,
     UserMessage,
 )
+from endstop._pauses import Answer, Decision, Pause
 from endstop._prices import GenaiPrices
 from endstop._results import AgentResult, Ending
+from endstop._stages import PostModel, Retrieval, Retrieved
 from endstop._state import RunState, dump_messages, load_messages
 from endstop._steps import RetryPolicy
 from endstop._stream import RunStream
@@ -57,10 +67,13 @@ from endstop.models.base import Delta, Model, ModelRequest
 __all__ = [
     "Agent",
     "AgentResult",
+    "Answer",
+    "AskUser",
     "Budget",
     "Cancelled",
     "ConfigError",
     "ContextOverflow",
+    "Decision",
     "Delta",
     "Done",
     "Effects",
@@ -72,9 +85,13 @@ __all__ = [
     "GenaiPrices",
     "Hold",
     "ImagePart",
+    "Interrupt",
+    "InterruptEvent",
     "LimitExceeded",
     "LimitHit",
     "LimitWarning",
+    "LoopDetected",
+    "LoopPolicy",
     "MemoryEffects",
     "Message",
     "Model",
@@ -83,12 +100,18 @@ __all__ = [
     "ModelTurn",
     "OutputInvalid",
     "Part",
+    "Pause",
     "PlanLimits",
+    "PostModel",
     "Price",
     "PriceUnknown",
     "Prices",
     "Pricing",
     "ResumeError",
+    "Resumed",
+    "Retrieval",
+    "Retrieved",
+    "RetrievedEvent",
     "RetryPolicy",
     "RoundStarted",
     "RunError",
@@ -113,6 +136,7 @@ __all__ = [
     "UsageError",
     "UsageEvent",
     "UserMessage",
+    "ask_user",
     "dump_messages",
     "load_messages",
     "tool",

@@ -1,43 +1,44 @@
-"""The agent: what it is made of, the loop that runs it, and the ways to start and to go on."""
+"""The agent: what it is made of, and the ways to start a run and to go on with one. The loop is `endstop._drive`."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeGuard, assert_never, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import anyio
 
-from endstop._budget import Budget, allowed_by_limit
+from endstop._budget import Budget
+from endstop._delegation import delegate
+from endstop._drive import Leg
 from endstop._effects import Effects, MemoryEffects
-from endstop._errors import ConfigError, LimitExceeded, OutputInvalid, ResumeError, UsageError
+from endstop._envelope import EXTRACTION_TAG, checked_tag
+from endstop._errors import ConfigError, UsageError
 from endstop._estimate import frame_tokens
-from endstop._events import Done, Started, Truncated
+from endstop._events import Resumed, Started
 from endstop._limits import PlanLimits, Prices, check_count
-from endstop._messages import (
-    FilePart,
-    ImagePart,
-    Message,
-    ModelTurn,
-    Part,
-    Prompt,
-    TextPart,
-    UserMessage,
-    clean_text,
-    pending_calls,
-    repaired_history,
-)
+from endstop._loops import LoopDetector, LoopPolicy
 from endstop._outputs import OutputSpec
-from endstop._results import AgentResult, OutputT, limit_reason
-from endstop._run import Run
-from endstop._state import RunState
-from endstop._steps import CallModel, Fail, Finish, Plan, Repair, RetryPolicy, RunTools, next_step
+from endstop._results import AgentResult, OutputT
+from endstop._resume import fresh_state, reopen, resumed_state
+from endstop._run import Place, Run
+from endstop._stages import PostModel, Retrieval
+from endstop._steps import Plan, RetryPolicy
 from endstop._stream import EventQueue, RunStream
-from endstop._tools import AnyTool, toolbox
+from endstop._tools import AnyTool, Tool, ToolContext, toolbox
 from endstop.models.base import Model
+from endstop.turn_observation import observing
+
+if TYPE_CHECKING:
+    from endstop._messages import (
+        Message,
+        Prompt,
+    )
+    from endstop._pauses import Answer
+    from endstop._state import RunState
 
 _TEXT = cast("type[Any]", str)  # the output type of an agent that is given none, as the type variable's default says
 
@@ -48,9 +49,12 @@ class Agent(Generic[OutputT]):
 
     `tools` are functions with type hints or `Tool` objects. `output_type` is `str`, or a type whose
     JSON the model is asked to answer in; an answer that does not fit is sent back up to
-    `output_repairs` times, inside the limits. `limits` hold for every run that is not given its own.
+    `output_repairs` times, inside the limits. `loops` says what counts as a loop (`None`: nothing does).
+    `limits` hold for every run that is not given its own.
     `retry` says how requests that fail in passing are sent again. `prices` is the price table
-    (by default that of genai-prices, looked at only where `max_cost` is set).
+    (by default that of genai-prices, looked at only where `max_cost` is set). `retrieval` is asked
+    before the first round and `post_model` is handed the operations that the model wrote into
+    `<extraction_tag>` envelopes, which are taken out of every text (`None`: texts are left alone).
 
     Raises:
         ConfigError: a value cannot be used; the error names the field, the value and the remedy.
@@ -63,7 +67,11 @@ class Agent(Generic[OutputT]):
     limits: PlanLimits = field(default_factory=PlanLimits)
     name: str = "agent"
     output_repairs: int = 2
+    loops: LoopPolicy | None = field(default_factory=LoopPolicy)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retrieval: Retrieval | None = None
+    post_model: PostModel | None = None
+    extraction_tag: str | None = EXTRACTION_TAG
     prices: Prices | None = None
     effects: Effects = field(default_factory=MemoryEffects)
     _plan: Plan = field(init=False, repr=False, compare=False)
@@ -88,6 +96,10 @@ class Agent(Generic[OutputT]):
             retry=self.retry,
             prices=self.prices,
             effects=self.effects,
+            retrieval=self.retrieval,
+            post_model=self.post_model,
+            loops=None if self.loops is None else LoopDetector(policy=self.loops),
+            extraction_tag=checked_tag(self.extraction_tag),
         )
         object.__setattr__(self, "_plan", plan)
 
@@ -111,15 +123,14 @@ class Agent(Generic[OutputT]):
             ConfigError: the prompt is empty or of a wrong type.
             PriceUnknown: a cost limit is set and the model's price is not known.
         """
-        state = RunState(
+        state = fresh_state(
+            prompt,
+            history=history,
+            limits=limits or self.limits,
             run_id=run_id or uuid.uuid4().hex,
             agent=self.name,
-            limits=limits or self.limits,
-            messages=repaired_history(history),
         )
-        state.first_message = len(state.messages)
-        state.messages.append(UserMessage(content=_checked_prompt(prompt)))
-        return self._open(state, budget, deps, resumed=False)
+        return self._open(state, budget, deps, Started(model=self.model.name))
 
     async def run(
         self,
@@ -157,11 +168,7 @@ class Agent(Generic[OutputT]):
         Raises:
             UsageError: it was called where an event loop is running; await `run` there.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
+        if _loop_is_running():
             raise UsageError("run_sync() cannot be used inside a running event loop: use `await agent.run(...)` there")
         run = functools.partial(
             self.run, prompt, history=history, limits=limits, budget=budget, deps=deps, run_id=run_id
@@ -172,92 +179,80 @@ class Agent(Generic[OutputT]):
         self,
         run: AgentResult[object] | RunState,
         *,
+        answers: Mapping[str, Answer] | None = None,
         limits: PlanLimits | None = None,
         budget: Budget | None = None,
         deps: object = None,
     ) -> RunStream[OutputT]:
-        """Go on with a run that a limit, an error or a cancellation ended, and stream its events.
+        """Go on with a run that paused, or that a limit, a loop, an error or a cancellation ended, and stream it.
 
-        What was spent stays spent and what was done is not done again. After a limit, `limits` must
-        allow more of what was used up; without `limits` the run keeps those it had.
+        What was spent stays spent and what was done is not done again. `answers` are by pause id; one
+        is enough to go on. After a limit, `limits` must allow more of what was used up; without
+        `limits` the run keeps those it had.
 
         Raises:
-            ResumeError: the run is completed, or the limit that ended it is not higher.
+            ResumeError: the run is completed, the limit that ended it is not higher, or an answer is
+                missing, foreign, used, expired or does not fit its schema.
         """
-        state = (run.state if isinstance(run, AgentResult) else run).copy()
-        _check_resumable(state, limits)
-        state.limits = limits or state.limits
-        said_something = state.wrap_up != "none" or isinstance(state.messages[-1], ModelTurn)
-        if said_something and not pending_calls(state.messages):
-            text = "You may go on now: tools can be called again. Continue, and give the whole answer when you have it."
-            state.messages.append(UserMessage(content=text, source="kernel"))
-        state.hit, state.wrap_up, state.unrun, state.note, state.stop_reason = None, "none", [], "", None
-        return self._open(state, budget, deps, resumed=True)
+        ended = run.state if isinstance(run, AgentResult) else run
+        state = resumed_state(ended, limits=limits, answers=answers or {}, now=self.effects.now())
+        return self._open(state, budget, deps, Resumed(model=self.model.name, answered=tuple(answers or ())))
 
     async def resume(
         self,
         run: AgentResult[object] | RunState,
         *,
+        answers: Mapping[str, Answer] | None = None,
         limits: PlanLimits | None = None,
         budget: Budget | None = None,
         deps: object = None,
     ) -> AgentResult[OutputT]:
         """Go on with a run to its end and return the result; see `resume_stream`, and `run` for what it raises."""
-        return await _drained(self.resume_stream(run, limits=limits, budget=budget, deps=deps))
+        return await _drained(self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps))
 
-    def _open(self, state: RunState, budget: Budget | None, deps: object, *, resumed: bool) -> RunStream[OutputT]:
+    def as_tool(
+        self, *, name: str | None = None, description: str | None = None, limits: PlanLimits | None = None
+    ) -> Tool:
+        """This agent as a tool of another: it is given a `task` and returns its answer.
+
+        Every unit of its run is charged to the caller's budget and to all above it; `limits` (by
+        default the agent's own) bound it besides. Its events are in the caller's stream, with its name
+        in their `path`. A run that is cut short returns its partial answer, marked, and the caller goes
+        on; one that pauses pauses the caller. `description` tells the model when to use it.
+        """
+        below = functools.partial(self._run_below, limits or self.limits)
+        described = description or self.instructions or f"Hand a task to the agent {self.name}."
+        return delegate(below, name=name or self.name, description=described)
+
+    async def _run_below(self, limits: PlanLimits, task: str, context: ToolContext[Any]) -> AgentResult[OutputT]:
+        parent = context.parent
+        waiting = parent.waiting_child(context.call_id) if parent is not None else None
+        if waiting is not None:
+            state, first = waiting.copy(), Resumed(model=self.model.name)
+            reopen(state)
+        else:
+            run_id = f"{context.run_id}/{context.call_id}"
+            state, first = fresh_state(task, history=(), limits=limits, run_id=run_id, agent=self.name), None
+        levels = parent.depth_left if parent is not None else None
+        place = Place(path=context.path, depth_left=None if levels is None else levels - 1, deps=context.deps)
+        queue = parent.queue if parent is not None else EventQueue()
+        run = Run(self._plan, state, Budget(limits, parent=context.budget, spent=state.spent), queue, place)
+        with observing():
+            await Leg(run, first or Started(model=self.model.name)).drive()
+        return run.result()
+
+    def _open(
+        self, state: RunState, budget: Budget | None, deps: object, first: Started | Resumed
+    ) -> RunStream[OutputT]:
         queue = EventQueue(state.seq)
         scope = Budget(state.limits, parent=budget, spent=state.spent)
-        run = Run(self._plan, state, scope, queue, deps)
-        return RunStream(_Leg(run, resumed), queue)
+        return RunStream(Leg(Run(self._plan, state, scope, queue, Place(deps=deps)), first), queue)
 
 
-class _Leg:
-    """One leg of a run: from its start, or from where it is resumed, to its last event."""
-
-    def __init__(self, run: Run, resumed: bool) -> None:
-        self._run = run
-        self._resumed = resumed
-        self.state = run.state
-        self.cancel = run.cancel
-
-    async def drive(self) -> None:
-        """Work within the time there is, end, and tell how."""
-        with self._run as run:
-            await run.emit(Started(model=run.plan.model.name, resumed=self._resumed))
-            while run.state.stop_reason is None:
-                with run.working_time() as clock:
-                    await _work(run)
-                if clock.cancelled_caught:
-                    run.work_was_cut()
-            if run.state.stop_reason != "cancelled":
-                _tell_end(run)
-
-
-def _tell_end(run: Run) -> None:
-    result = run.result()
-    if result.truncated and result.ending is not None:
-        run.tell(Truncated(ending=result.ending))
-        if run.state.limits.on_limit == "raise":
-            raise LimitExceeded(result.ending, result)
-    run.tell(Done(result=result))
-
-
-async def _work(run: Run) -> None:
-    """The loop: decide the next step from the state, do it, until the run is over."""
-    while not isinstance(step := next_step(run.state, run.plan), Finish):
-        match step:
-            case CallModel():
-                await run.call_model(step)
-            case RunTools():
-                await run.run_tools(step)
-            case Repair():
-                run.repair(step.problem)
-            case Fail():
-                raise OutputInvalid(step.problem)
-            case _:
-                assert_never(step)
-    run.state.stop_reason = step.stop_reason
+def _loop_is_running() -> bool:
+    # Looked at only where somebody has imported it: importing asyncio is a good part of what importing endstop costs.
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio.events._get_running_loop() is not None
 
 
 async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:
@@ -265,29 +260,3 @@ async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:
         async for _ in stream:
             pass
     return stream.result
-
-
-def _check_resumable(state: RunState, limits: PlanLimits | None) -> None:
-    if state.stop_reason == "completed":
-        raise ResumeError("the run is completed: start a new one with history=result.messages")
-    hit = state.hit
-    allowed = allowed_by_limit(limits or state.limits).get(hit.limit) if hit is not None else None
-    if hit is not None and allowed is not None and allowed <= hit.allowed:
-        raise ResumeError(f"{limit_reason(hit)}: pass limits= that allow more than {hit.allowed}", limit=hit.limit)
-
-
-def _checked_prompt(prompt: object) -> str | tuple[Part, ...]:
-    """The prompt as a message holds it; callers are not all type-checked, so nothing is taken for granted."""
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise ConfigError("prompt", prompt, "say what the agent is to do")
-        return clean_text(prompt)
-    given = tuple(prompt) if _is_sequence(prompt) else ()
-    parts = tuple(part for part in given if isinstance(part, TextPart | ImagePart | FilePart))
-    if not parts or len(parts) < len(given):
-        raise ConfigError("prompt", given or str(prompt), "use text, or a list of TextPart, ImagePart and FilePart")
-    return parts
-
-
-def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, Sequence)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, TypeAlias
 
+from endstop._errors import ConfigError
 from endstop._limits import LimitHit, PlanLimits, Spent
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Budget:
         "_started_at",
         "_taken",
         "_unwarned",
+        "answer_seconds",
         "limits",
         "parent",
     )
@@ -78,6 +80,8 @@ class Budget:
         self._earlier_seconds = spent.seconds if spent else 0.0
         self._started_at: float | None = None
         self._unwarned = self._warning_marks()
+        # What the run of this scope keeps for its final answer: the runs below it must end before.
+        self.answer_seconds = 0.0
 
     @property
     def depth(self) -> int:
@@ -90,8 +94,8 @@ class Budget:
 
     def exchange(self, hold: Hold | None, amounts: Amounts) -> Hold | LimitHit:
         """Turn a hold of this budget into one of other amounts in one step; where they do not fit, nothing changes."""
-        old: Amounts = hold.amounts if hold is not None and hold.is_open else {}
         with self._lock:
+            old: Amounts = hold.amounts if hold is not None and hold.is_open else {}
             hit = self._first_hit(amounts, old)
             if hit is not None:
                 return hit
@@ -101,8 +105,8 @@ class Budget:
                     taken[unit] -= amount
                 for unit, amount in amounts.items():
                     taken[unit] += amount
-        if hold is not None:
-            hold.is_open = False
+            if hold is not None:
+                hold.is_open = False
         return Hold(budget=self, amounts=amounts)
 
     def charge(self, amounts: Amounts) -> LimitHit | None:
@@ -113,10 +117,21 @@ class Budget:
                 self._settle({}, amounts)
             return hit
 
-    def settle(self, held: Amounts, actual: Amounts) -> None:
-        """Use `actual` up in place of what was held; `Hold.settle` is the way to call it."""
+    def settle(self, hold: Hold, actual: Amounts) -> None:
+        """Use `actual` up in place of what an open hold holds; `Hold.settle` is the way to call it."""
         with self._lock:
-            self._settle(held, actual)
+            if hold.is_open:
+                hold.is_open = False
+                self._settle(hold.amounts, actual)
+
+    def split(self, hold: Hold, amounts: Amounts) -> Hold:
+        """Part a hold of this budget in two; `Hold.split` is the way to call it."""
+        with self._lock:
+            held: Amounts = hold.amounts if hold.is_open else {}
+            if any(amount > held.get(unit, 0) for unit, amount in amounts.items()):
+                raise ConfigError("amounts", amounts, f"split off no more than is held, which is {dict(held)}")
+            hold.amounts = {unit: amount - amounts.get(unit, 0) for unit, amount in held.items()}
+        return Hold(budget=self, amounts=amounts)
 
     def left(self, *units: str) -> list[Number | None]:
         """How much of each unit can still be reserved, in the tightest scope; `None` where nothing limits it."""
@@ -154,13 +169,12 @@ class Budget:
     def due_warnings(self, now: float) -> list[LimitHit]:
         """The limits of this scope whose `warn_at` share was passed since this was last asked; each comes once."""
         due: list[LimitHit] = []
-        for unit, (mark, allowed) in self._unwarned.items():
-            used = self.working_seconds(now) if unit == "seconds" else self._spent[unit]
-            if used >= mark:
-                due.append(LimitHit(limit=limit_name(unit), used=used, allowed=allowed))
-        if due:
-            reached = {hit.limit for hit in due}
-            self._unwarned = {unit: mark for unit, mark in self._unwarned.items() if limit_name(unit) not in reached}
+        with self._lock:
+            for unit, (mark, allowed) in [*self._unwarned.items()]:
+                used = self.working_seconds(now) if unit == "seconds" else self._spent.get(unit, 0)
+                if used >= mark:
+                    due.append(LimitHit(limit=limit_name(unit), used=used, allowed=allowed))
+                    del self._unwarned[unit]
         return due
 
     def start_clock(self, now: float) -> None:
@@ -179,16 +193,18 @@ class Budget:
         return self._earlier_seconds + (0.0 if self._started_at is None else now - self._started_at)
 
     def time_left(self, now: float, wall: Callable[[], datetime]) -> TimeLeft | None:
-        """The time left until the first time limit here or above; `None` where there is none."""
+        """The time left until the first time limit here or above, less what runs above keep for their final answers."""
         lefts: list[TimeLeft] = []
         for scope in self._chain:
             allowed, deadline = scope.limits.max_seconds, scope.limits.deadline
+            kept = 0.0 if scope is self else scope.answer_seconds
             if allowed is not None:
                 used = scope.working_seconds(now)
-                lefts.append(TimeLeft(seconds=allowed - used, limit="max_seconds", used=used, allowed=allowed))
+                left = allowed - used - kept
+                lefts.append(TimeLeft(seconds=left, limit="max_seconds", used=used, allowed=allowed))
             if deadline is not None:
                 left, due = (deadline - wall()).total_seconds(), deadline.timestamp()
-                lefts.append(TimeLeft(seconds=left, limit="deadline", used=due - left, allowed=due))
+                lefts.append(TimeLeft(seconds=left - kept, limit="deadline", used=due - left, allowed=due))
         return min(lefts, key=lambda left: left.seconds, default=None)
 
     def name_price_source(self, source: str) -> None:
@@ -201,8 +217,12 @@ class Budget:
             allowed = scope._allowed
             for unit, amount in amounts.items():
                 bound = allowed.get(unit)
-                if bound is not None and amount and scope._taken[unit] + amount - freed.get(unit, 0) > bound:
-                    return LimitHit(limit=limit_name(unit), used=scope._spent[unit], allowed=bound)
+                if bound is None or not amount:
+                    continue
+                # What others hold is used as well: the figures of a refusal must show why it was one.
+                used = scope._taken[unit] - freed.get(unit, 0)
+                if used + amount > bound:
+                    return LimitHit(limit=limit_name(unit), used=used, allowed=bound)
         return None
 
     def _settle(self, held: Amounts, actual: Amounts) -> None:
@@ -227,7 +247,7 @@ class Budget:
         return {unit: mark for unit, mark in marks.items() if used.get(unit, 0) < mark[0]}
 
     def __repr__(self) -> str:
-        used = ", ".join(f"{limit_name(unit)}={self._taken[unit]}/{n}" for unit, n in self._allowed.items())
+        used = ", ".join(f"{limit_name(unit)}={self._taken.get(unit, 0)}/{n}" for unit, n in self._allowed.items())
         return f"<Budget {used or 'without limits'}>"
 
 
@@ -243,18 +263,19 @@ class Hold:
 
     def settle(self, actual: Amounts | None = None) -> None:
         """End the hold and charge `actual`, by default exactly what was held."""
-        if self.is_open:
-            self.is_open = False
-            self.budget.settle(self.amounts, self.amounts if actual is None else actual)
+        self.budget.settle(self, self.amounts if actual is None else actual)
 
     def release(self) -> None:
         """End the hold and charge nothing."""
         self.settle({})
 
     def split(self, amounts: Amounts) -> Hold:
-        """Part this hold in two: the one returned has `amounts`, this one keeps the rest."""
-        self.amounts = {unit: amount - amounts.get(unit, 0) for unit, amount in self.amounts.items()}
-        return Hold(budget=self.budget, amounts=amounts)
+        """Part this hold in two: the one returned has `amounts`, this one keeps the rest.
+
+        Raises:
+            ConfigError: that is more than is held, or the hold has ended.
+        """
+        return self.budget.split(self, amounts)
 
 
 def usage_amounts(usage: Usage, cost: Decimal | None, *, reserved_tokens: int = 0) -> dict[str, Number]:

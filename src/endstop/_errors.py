@@ -8,6 +8,7 @@
     │   ├── StateError              stored bytes are not a state or result of this format
     │   ├── ResumeError             this run cannot be continued in this way
     │   └── PriceUnknown            a cost limit is set and the model has no known price
+    ├── Interrupt                   no failure: raised by a tool to ask a person, it pauses the run
     └── RunError                    a run failed; `state` holds everything done before it
         ├── ModelError              the model's answer could not be had
         │   └── ContextOverflow     the request is larger than the model's context
@@ -24,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from endstop._messages import JsonValue
+    from endstop._messages import JsonObject, JsonValue
     from endstop._results import AgentResult, Ending
     from endstop._state import RunState
 
@@ -33,6 +34,10 @@ class EndstopError(Exception):
     """The root of every error that endstop raises on purpose."""
 
     code: ClassVar[str] = "endstop_error"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copying and pickling keep message and data: they do not call `__init__`, which takes other arguments."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(EndstopError):
@@ -93,6 +98,31 @@ class PriceUnknown(UsageError):
             f"max_cost is set but no price is known for the model {model!r}: install endstop[prices], "
             "pass prices=, or set PlanLimits(assume_price=Price(...)) to charge a price of your own"
         )
+
+
+class Interrupt(EndstopError):
+    """Raised by a tool to ask a person: it pauses the run, and no call goes on until the answer is there.
+
+    `question` is shown to the person, `schema` is the JSON schema that the answer must fit (`None`: any
+    JSON), `expires_in_seconds` how long an answer is taken. After the answer the tool is called again
+    from its beginning, with the answers so far in `ToolContext.answers`.
+    """
+
+    code: ClassVar[str] = "interrupt"
+
+    def __init__(
+        self,
+        question: str,
+        *,
+        schema: JsonObject | None = None,
+        expires_in_seconds: float | None = None,
+        asks_user: bool = False,
+    ) -> None:
+        self.question = question
+        self.schema = schema
+        self.expires_in_seconds = expires_in_seconds
+        self.asks_user = asks_user
+        super().__init__(question)
 
 
 class RunError(EndstopError):

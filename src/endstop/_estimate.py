@@ -64,7 +64,9 @@ def message_tokens(message: Message) -> int:
 
 def turn_tokens(turn: ModelTurn) -> int:
     """The estimated output tokens of a model's turn."""
-    calls = sum(text_tokens(call.name + json.dumps(call.arguments)) + MESSAGE_TOKENS for call in turn.tool_calls)
+    # Arguments that are no JSON object were written and billed as well.
+    written = (call.name + (call.invalid_arguments or json.dumps(call.arguments)) for call in turn.tool_calls)
+    calls = sum(text_tokens(call) + MESSAGE_TOKENS for call in written)
     return text_tokens(turn.text) + text_tokens(turn.thinking) + calls
 
 

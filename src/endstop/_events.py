@@ -8,7 +8,7 @@ which rises by one an event over the whole stream. The last event of a stream is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeAlias
@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from endstop._budget import allowed_by_limit, used_by_limit
 from endstop._limits import LimitHit, PlanLimits, Spent
 from endstop._messages import ToolCall, ToolReturn
+from endstop._pauses import Pause
 from endstop._results import AgentResult, Ending
 
 
@@ -29,11 +30,27 @@ class _Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_Event):
-    """A run began, or with `resumed` went on from a stored state."""
+    """A run began."""
 
     model: str
-    resumed: bool = False
     kind: Literal["started"] = "started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(_Event):
+    """A run goes on from its state; `answered` are the ids of the pauses that were answered."""
+
+    model: str
+    answered: tuple[str, ...] = ()
+    kind: Literal["resumed"] = "resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievedEvent(_Event):
+    """The retrieval stage was run; `counts` are what it reports."""
+
+    counts: Mapping[str, int]
+    kind: Literal["retrieved"] = "retrieved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +105,10 @@ class UsageEvent(_Event):
 
     @property
     def remaining(self) -> dict[str, float | Decimal]:
-        """What is left of each limit that is set, by its name."""
+        """What is left of each limit that is set, by its name; without the deadline, which is a time."""
         used = used_by_limit(self.spent)
         allowed = allowed_by_limit(self.limits)
-        return {limit: _left(bound, used[limit]) for limit, bound in allowed.items() if limit in used}
+        return {limit: _left(bound, used.get(limit, 0)) for limit, bound in allowed.items() if limit != "deadline"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +117,32 @@ class LimitWarning(_Event):
 
     hit: LimitHit
     kind: Literal["limit_warning"] = "limit_warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskUser(_Event):
+    """The model asks the user; the run pauses when the rest of the batch is done."""
+
+    pause: Pause
+    kind: Literal["ask_user"] = "ask_user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptEvent(_Event):
+    """A tool call must be approved, or a tool asks a person; the run pauses when the rest of the batch is done."""
+
+    pause: Pause
+    kind: Literal["interrupt"] = "interrupt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDetected(_Event):
+    """The run repeats itself: `reason` says how, `repeats` how often. With `nudged` the model was told."""
+
+    reason: str
+    repeats: int
+    nudged: bool
+    kind: Literal["loop_detected"] = "loop_detected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +180,8 @@ class Done(_Event):
 
 Event: TypeAlias = (
     Started
+    | Resumed
+    | RetrievedEvent
     | RoundStarted
     | Thinking
     | TextDelta
@@ -144,6 +189,9 @@ Event: TypeAlias = (
     | ToolResultEvent
     | UsageEvent
     | LimitWarning
+    | LoopDetected
+    | AskUser
+    | InterruptEvent
     | Truncated
     | ErrorEvent
     | Cancelled

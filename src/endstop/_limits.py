@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,9 @@ ANSWER_SECONDS_SHARE = 0.25
 
 ANSWER_SECONDS_MAX = 60.0
 """The most seconds held back for the final answer where `answer_seconds` is not set."""
+
+LOOP = "loop"
+"""The name under which a loop is the limit that ends a run."""
 
 OnLimit: TypeAlias = Literal["answer", "stop", "raise"]
 
@@ -135,6 +138,9 @@ class PlanLimits:
         if self.on_limit not in get_args(OnLimit):
             raise ConfigError("on_limit", self.on_limit, "use 'answer', 'stop' or 'raise'")
         _check_share("warn_at", self.warn_at)
+        _check_type("warn_model", self.warn_model, bool, "use True or False")
+        if self.assume_price is not None:
+            _check_type("assume_price", self.assume_price, Price, "use a Price(...), or None")
 
     @property
     def answer_seconds_held(self) -> float:
@@ -181,7 +187,7 @@ class LimitHit:
     """A limit that is used up: its name, what was used when it was found, and what is allowed, in its own unit.
 
     `limit` is the field of `PlanLimits`, with the tool where it is one tool's (`tool_limits['search']`),
-    or `model_output_cap` where the model's own cap cut the answer.
+    `model_output_cap` where the model's own cap cut the answer, or `loop` (repeats, and those allowed).
     """
 
     limit: str
@@ -210,7 +216,8 @@ def check_seconds(name: str, value: object, *, required: bool = False) -> None:
     """
     if value is None and not required:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    # NaN and the infinities fail the comparison, as do whole numbers that are no float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise ConfigError(name, value, "use a number of seconds, 0 or more" + ("" if required else ", or None"))
 
 
@@ -221,10 +228,16 @@ def _check_share(name: str, value: object) -> None:
         raise ConfigError(name, value, "use a share above 0 and up to 1, or None for never")
 
 
+def _check_type(name: str, value: object, wanted: type, remedy: str) -> None:
+    if not isinstance(value, wanted):  # callers are not all type-checked
+        raise ConfigError(name, value, remedy)
+
+
 def _money(name: str, value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ConfigError(name, value, "use a number of US dollars (Decimal, int or float), 0 or more")
-    amount = value if isinstance(value, Decimal) else Decimal(str(value))
+    # A float is taken for the number that it is written as: 0.1 is ten cents.
+    amount = Decimal(str(value)) if isinstance(value, float) else Decimal(value)
     if not amount.is_finite() or amount < 0:
         raise ConfigError(name, value, "use a finite number of US dollars, 0 or more")
     return amount
@@ -234,6 +247,7 @@ def _tool_limits(limits: Mapping[str, int]) -> dict[str, int]:
     if not isinstance(cast("object", limits), Mapping):  # callers are not all type-checked
         raise ConfigError("tool_limits", limits, "use a mapping of tool names to whole numbers")
     for tool, allowed in limits.items():
+        _check_type("tool_limits", tool, str, "use the names of tools as keys")
         check_count(f"tool_limits[{tool!r}]", allowed)
     return dict(limits)
 
@@ -241,6 +255,6 @@ def _tool_limits(limits: Mapping[str, int]) -> dict[str, int]:
 def _deadline(value: object) -> datetime | None:
     if value is None:
         return None
-    if not isinstance(value, datetime) or value.tzinfo is None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
         raise ConfigError("deadline", value, "use an aware datetime, such as datetime.now(UTC) + timedelta(minutes=5)")
     return value.astimezone(UTC)

@@ -8,11 +8,14 @@ one that is not. Instructions are no message: they belong to the agent, not to t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
 
 from typing_extensions import TypeAliasType
+
+from endstop._errors import ConfigError
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
@@ -23,6 +26,8 @@ JsonObject: TypeAlias = dict[str, JsonValue]
 
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "other"]
 
+MAX_ARGUMENT_DEPTH = 100
+"""The deepest nesting of a tool call's arguments; a stored state, which holds them, is read to about 200 levels."""
 
 # How pydantic reads and writes the bytes of a part where a state is stored as JSON.
 _BASE64 = {"val_json_bytes": "base64", "ser_json_bytes": "base64"}
@@ -109,7 +114,8 @@ class ModelTurn:
 
     `usage` is `None` where the provider reported none. `thinking` is reasoning text that the
     provider exposes. `native` is the provider's own form of what has no field here, kept so that
-    replaying the turn to the same provider is exact.
+    replaying the turn to the same provider is exact. `extraction_ops` are the operations that stood in
+    extraction envelopes, which are not in `text` any more, and `extraction_seen` says that there was one.
     """
 
     text: str = ""
@@ -119,6 +125,8 @@ class ModelTurn:
     usage: Usage | None = None
     model: str = ""
     native: JsonObject | None = None
+    extraction_ops: tuple[JsonObject, ...] = ()
+    extraction_seen: bool = False
     kind: Literal["model"] = "model"
 
 
@@ -166,6 +174,23 @@ def pending_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
     return ()
 
 
+def checked_prompt(prompt: object) -> str | tuple[Part, ...]:
+    """The prompt as a message holds it; callers are not all type-checked, so nothing is taken for granted.
+
+    Raises:
+        ConfigError: it is empty, or neither text nor a list or tuple of parts.
+    """
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise ConfigError("prompt", prompt, "say what the agent is to do")
+        return clean_text(prompt)
+    given = tuple(prompt) if _is_sequence(prompt) else ()
+    parts = tuple(part for part in given if isinstance(part, TextPart | ImagePart | FilePart))
+    if not parts or len(parts) < len(given):
+        raise ConfigError("prompt", given or str(prompt), "use text, or a list of TextPart, ImagePart and FilePart")
+    return tuple(_clean_part(part) for part in parts)
+
+
 def repaired_history(messages: Iterable[Message]) -> list[Message]:
     """The history with every call answered, as providers demand.
 
@@ -188,18 +213,22 @@ def repaired_history(messages: Iterable[Message]) -> list[Message]:
 def parse_arguments(text: str) -> tuple[JsonObject, str | None]:
     """The arguments of a tool call from their JSON text: (object, None), or ({}, the text) where it is no JSON object.
 
-    Empty text is a call without arguments. `NaN` and the infinities are not JSON and are refused.
+    Empty text is a call without arguments. `NaN` and the infinities are not JSON and are refused, and so are numbers
+    that are too large for a float, and nesting deeper than `MAX_ARGUMENT_DEPTH`.
     """
+    text = clean_text(text)
     if not text.strip():
         return {}, None
     try:
-        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
-        return {}, clean_text(text)
+        return {}, text
     if not _is_object(value):
-        return {}, clean_text(text)
+        return {}, text
+    if text.count("[") + text.count("{") > MAX_ARGUMENT_DEPTH and _is_deeper(value, MAX_ARGUMENT_DEPTH):
+        return {}, text
     if "\\u" in text:
-        # Only an escape can bring a lone surrogate, which no provider and no file takes back.
+        # An escape can still bring a lone surrogate, which no provider and no file takes back.
         value = json.loads(clean_text(json.dumps(value, ensure_ascii=False)))
         assert _is_object(value)
     return value, None
@@ -222,12 +251,41 @@ def _not_run(calls: Iterable[ToolCall]) -> list[ToolReturn]:
     return [ToolReturn(call_id=call.call_id, name=call.name, content=text, status="not_run") for call in calls]
 
 
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, list | tuple)
+
+
 def _is_object(value: JsonValue) -> TypeGuard[JsonObject]:
     return isinstance(value, Mapping)
 
 
+def _is_deeper(value: JsonValue, levels: int) -> bool:
+    """Whether a value is nested more than so many levels deep."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
 def _refuse_constant(name: str) -> JsonValue:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _clean_part(part: Part) -> Part:
+    match part:
+        case TextPart():
+            return replace(part, text=clean_text(part.text))
+        case FilePart():
+            return replace(part, name=clean_text(part.name))
+        case ImagePart():
+            return part
 
 
 def _check_one_source(kind: str, url: str | None, data: bytes | None) -> None:

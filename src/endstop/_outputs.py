@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 import pydantic
 
 from endstop._errors import ConfigError
-from endstop._results import OutputT
+from endstop._results import OutputT, cut_text
 
 if TYPE_CHECKING:
     from endstop._messages import JsonObject
 
-_ROOT = "value"
+MAX_PROBLEM_CHARS = 2_000
+"""The longest complaint about an answer: a long list of wrong items must not fill the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,13 @@ class OutputSpec(Generic[OutputT]):
         try:
             self._adapter = pydantic.TypeAdapter(output_type)
             schema: JsonObject = self._adapter.json_schema()
+            self._wrapped = schema.get("type") != "object"
+            if self._wrapped:
+                answer = pydantic.create_model("Answer", value=(output_type, ...))
+                self._adapter = pydantic.TypeAdapter(answer)
+                schema = self._adapter.json_schema()
         except pydantic.errors.PydanticUserError as error:
             raise ConfigError("output_type", output_type, f"use str or a type with a JSON schema ({error})") from error
-        if schema.get("type") != "object":
-            definitions = schema.pop("$defs", None)
-            schema = {"type": "object", "properties": {_ROOT: schema}, "required": [_ROOT]}
-            if definitions is not None:
-                schema["$defs"] = definitions
-            self._wrapped = True
         self.schema = schema
 
     def read(self, text: str) -> Valid[OutputT] | Invalid:
@@ -66,17 +66,13 @@ class OutputSpec(Generic[OutputT]):
         if self._adapter is None:
             return Valid(output=cast("OutputT", text))  # no adapter: the output type is str
         try:
-            if self._wrapped:
-                value = pydantic.TypeAdapter(dict[str, Any]).validate_json(_unfenced(text))
-                return Valid(output=self._adapter.validate_python(value[_ROOT]))
-            return Valid(output=self._adapter.validate_json(_unfenced(text)))
+            value = self._adapter.validate_json(_unfenced(text))
+            return Valid(output=value.value if self._wrapped else value)
         except pydantic.ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, e['loc'])) or 'the answer'}: {e['msg']}" for e in error.errors(include_url=False)
             ]
-            return Invalid(problem="; ".join(problems))
-        except KeyError:
-            return Invalid(problem=f"the answer: the field {_ROOT!r} is missing")
+            return Invalid(problem=cut_text("; ".join(problems), MAX_PROBLEM_CHARS))
 
 
 def _unfenced(text: str) -> str:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
+from endstop._limits import LOOP
 from endstop._messages import JsonValue, Message, ModelTurn, ToolCall, ToolReturn
-from endstop._state import RunState, StopReason, as_type, from_json, to_json
+from endstop._state import RunState, StopReason, as_data, as_type, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from endstop._limits import LimitHit, Spent
+    from endstop._pauses import Pause
 
 OutputT = TypeVar("OutputT", default=str)
 OutputT_co = TypeVar("OutputT_co", default=str, covariant=True)
@@ -29,7 +31,10 @@ Rung: TypeAlias = Literal["model_answer", "last_text", "tool_digest", "empty"]
 """
 
 DIGEST_MAX_CHARS = 4_000
-"""The longest digest of tool results; each result gets an equal share."""
+"""Characters of tool results in a digest; each result gets an equal share."""
+
+DIGEST_MAX_RESULTS = 20
+"""Tool results in a digest, the newest ones: a smaller share would say nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,11 @@ class AgentResult(Generic[OutputT_co]):
         return self.state.run_id
 
     @property
+    def pauses(self) -> tuple[Pause, ...]:
+        """What the run waits for, where it is paused."""
+        return tuple(self.state.pauses)
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         """The whole conversation, the history that was given included; valid as the `history` of a next run."""
         return tuple(self.state.messages)
@@ -99,7 +109,14 @@ class AgentResult(Generic[OutputT_co]):
 
     def to_json(self) -> str:
         """The result as one JSON document; the output must be data that pydantic can write."""
-        return to_json(self, "result")
+        stored = AgentResult(
+            output=as_data(self.output),
+            text=self.text,
+            stop_reason=self.stop_reason,
+            ending=self.ending,
+            state=self.state,
+        )
+        return to_json(stored, "result")
 
     @overload
     @staticmethod
@@ -115,7 +132,9 @@ class AgentResult(Generic[OutputT_co]):
             StateError: the document is no JSON, no result, of a newer version, or a field is wrong.
         """
         stored = from_json(AgentResult[JsonValue], "result", document)
-        output = None if stored.output is None else as_type(output_type, stored.output, "output")
+        output = (
+            None if stored.output is None else as_type(output_type, stored.output, "endstop/result", at=("output",))
+        )
         return AgentResult(
             output=output,
             text=stored.text,
@@ -152,14 +171,20 @@ def best_text(messages: Sequence[Message]) -> tuple[Rung, str]:
 
 
 def tool_digest(messages: Sequence[Message]) -> str:
-    """What the tools returned, oldest first, each cut to an equal share of `DIGEST_MAX_CHARS`."""
+    """What the tools returned, oldest first and the same only once, each cut to an equal share of `DIGEST_MAX_CHARS`.
+
+    Where there are more than `DIGEST_MAX_RESULTS`, it is the newest, and how many are left out is said.
+    """
     calls = {call.call_id: call for m in messages if isinstance(m, ModelTurn) for call in m.tool_calls}
     returns = [m for m in messages if isinstance(m, ToolReturn) and m.status == "ok" and m.content.strip()]
     if not returns:
         return ""
-    share = max(DIGEST_MAX_CHARS // len(returns), 80)
-    lines = [f"- {_call_text(calls.get(r.call_id), r.name)}: {cut_text(r.content, share)}" for r in returns]
-    return cut_text("\n".join(lines), DIGEST_MAX_CHARS)
+    shown = returns[-DIGEST_MAX_RESULTS:]
+    share = DIGEST_MAX_CHARS // len(shown)
+    lines = [cut_text(f"- {_call_text(calls.get(r.call_id), r.name)}: {r.content}", share) for r in shown]
+    if len(shown) < len(returns):
+        lines.insert(0, f"- ({len(returns) - len(shown)} older results are left out)")
+    return "\n".join(lines)
 
 
 def cut_text(text: str, max_chars: int) -> str:
@@ -175,12 +200,14 @@ def limit_reason(hit: LimitHit) -> str:
         return "the deadline has come"
     if hit.limit == "model_output_cap":
         return f"the answer was cut at the model's own cap of {hit.allowed} output tokens"
+    if hit.limit == LOOP:
+        return "the run repeats itself"
     unit = {"max_cost": " US dollars", "max_seconds": " seconds"}.get(hit.limit, "")
     return f"{hit.limit} is used up ({_amount(hit.used)} of {_amount(hit.allowed)}{unit})"
 
 
 def _amount(value: float | Decimal) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f"{value:f}" if isinstance(value, Decimal) else str(round(value, 3)).removesuffix(".0")
 
 
 def _call_text(call: ToolCall | None, name: str) -> str:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from endstop._budget import Budget, Hold
+from endstop._envelope import EnvelopeFilter
 from endstop._errors import ModelError, RunError
 from endstop._estimate import turn_tokens
 from endstop._events import (
+    AskUser,
     Cancelled,
     ErrorEvent,
     Event,
+    InterruptEvent,
     LimitWarning,
+    LoopDetected,
+    RetrievedEvent,
     RoundStarted,
     TextDelta,
     Thinking,
@@ -25,32 +30,52 @@ from endstop._events import (
     ToolResultEvent,
     UsageEvent,
 )
-from endstop._limits import LimitHit
-from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage
+from endstop._limits import LOOP, LimitHit, PlanLimits
+from endstop._loops import Action, Outcome, ToolBatch
+from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pending_calls, text_of
+from endstop._pauses import Reply, close_pauses
 from endstop._purse import Purse
 from endstop._results import AgentResult, limit_reason
 from endstop._steps import CallModel, Plan, RunTools, conclude
-from endstop._tools import Batch, ToolContext, Workshop, run_calls
+from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls
 from endstop.models.base import Delta, ModelRequest
+from endstop.turn_observation import observe_recall, observe_turn
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from endstop._stages import Retrieval
     from endstop._state import RunState
     from endstop._stream import EventQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a run stands: the agents above it, how deep it may delegate, and what its tools are given."""
+
+    path: tuple[str, ...] = ()
+    depth_left: int | None = None
+    deps: object = None
+
+    def depth_for(self, limits: PlanLimits) -> int | None:
+        """The levels of delegation that a run here has left under its own limits too."""
+        bounds = [bound for bound in (self.depth_left, limits.max_depth) if bound is not None]
+        return min(bounds, default=None)
 
 
 class Run:
     """One run while it is live: the state that is kept, and all that is not."""
 
-    def __init__(self, plan: Plan, state: RunState, budget: Budget, queue: EventQueue, deps: object) -> None:
+    def __init__(self, plan: Plan, state: RunState, budget: Budget, queue: EventQueue, place: Place) -> None:
         self.plan = plan
         self.state = state
         self.budget = budget
-        self.path: tuple[str, ...] = (plan.name,)
-        self._queue = queue
-        self._deps = deps
+        self.path = (*place.path, plan.name)
+        self.depth_left = place.depth_for(state.limits)
+        self.queue = queue
+        self._deps = place.deps
         self._purse = Purse(plan, state.limits, budget)
+        budget.answer_seconds = state.limits.answer_seconds_held if self._purse.keeps_reserve else 0.0
         self._clock = anyio.CancelScope()
         self._cancelled = False
         self._call_ids = {c.call_id for m in state.messages if isinstance(m, ModelTurn) for c in m.tool_calls}
@@ -81,7 +106,16 @@ class Run:
             self.tell(ErrorEvent(error=str(error), code=getattr(error, "code", type(error).__name__)))
         elif error is not None or self._cancelled:
             self.state.stop_reason = "cancelled"
+            self._give_up_pauses()
             self.tell(Cancelled(result=self.result()))
+
+    def _give_up_pauses(self) -> None:
+        """Answer the calls that wait for people, so that the history is valid; their pauses take no answer any more."""
+        close_pauses(self.state)
+        for call in pending_calls(self.state.messages):
+            self.state.unrun.append(call)
+            answer = ToolReturn(call_id=call.call_id, name=call.name, content=_STOPPED, status="not_run")
+            self.state.messages.append(answer)
 
     def tell(self, event: Event) -> None:
         """Tell the caller without waiting for it to read; the event learns here whose it is."""
@@ -89,23 +123,25 @@ class Run:
         object.__setattr__(event, "run_id", self.state.run_id)
         object.__setattr__(event, "path", self.path)
         object.__setattr__(event, "round", self.state.round)
-        self._queue.put(event)
+        self.queue.put(event)
 
     async def emit(self, event: Event) -> None:
         """Tell the caller, and wait where it is far behind."""
         self.tell(event)
-        if self._queue.is_full:
-            await self._queue.room()
+        if self.queue.is_full:
+            await self.queue.room()
 
     def sync(self) -> None:
         """Bring the counters of the state up to date."""
         self.state.spent = self.budget.spent(time.monotonic())
-        self.state.seq = self._queue.seq
+        self.state.seq = self.queue.seq
 
     def result(self) -> AgentResult[Any]:
-        """The result of the run as it is now, with a state of its own."""
+        """The result of the run as it is now, with a state of its own, for the event that is told next."""
         self.sync()
-        return conclude(self.state.copy(), self.plan)
+        state = self.state.copy()
+        state.seq += 1
+        return conclude(state, self.plan)
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -141,7 +177,7 @@ class Run:
             return math.inf
         held = 0.0
         if self.state.hit is None and self._purse.keeps_reserve:
-            held = self.state.limits.answer_seconds_held
+            held = self.budget.answer_seconds
         # Once the last answer was asked for and cut off, what is left to do waits for nobody.
         if self.state.note and self.state.wrap_up == "asked":
             return math.inf
@@ -155,13 +191,38 @@ class Run:
             self.state.hit = hit
             self._clock.deadline = self._deadline()
 
+    # -- stages ------------------------------------------------------------------------------------
+
+    async def recall(self, retrieval: Retrieval) -> None:
+        """Run the retrieval stage on the prompt and put what it found before it."""
+        prompt = self.state.messages[self.state.first_message]
+        text = text_of(prompt.content) if isinstance(prompt, UserMessage) else ""
+        found = await self.plan.effects.step("retrieval", lambda: retrieval.retrieve(text))
+        self.state.recalled = True
+        if found.text:
+            recalled = UserMessage(content=found.text, source="kernel")
+            self.state.messages.insert(self.state.first_message, recalled)
+        observe_recall(found.counts)
+        await self.emit(RetrievedEvent(counts=found.counts))
+
+    async def apply_extractions(self) -> None:
+        """Hand the extraction operations that were not applied yet to the post-model stage."""
+        stage, state = self.plan.post_model, self.state
+        fresh = state.messages[max(state.applied, state.first_message) :]
+        ops = [op for message in fresh if isinstance(message, ModelTurn) for op in message.extraction_ops]
+        if stage is not None and ops:
+            await stage.apply(ops)
+        state.applied = len(state.messages)
+
     # -- tools -------------------------------------------------------------------------------------
 
     async def run_tools(self, step: RunTools) -> None:
         """Answer the calls of the newest turn, whatever happens: every one has a return in the history then."""
         newest = self.state.messages[-1]
         cut = isinstance(newest, ModelTurn) and newest.finish_reason == "length"
-        batch = Batch(calls=step.calls, cut=cut)
+        batch = Batch(calls=step.calls, cut=cut, replies=self.state.replies)
+        if step.refuse:
+            close_pauses(self.state)
         try:
             if not step.refuse:
                 await run_calls(batch, self._shop)
@@ -171,14 +232,22 @@ class Run:
             raise batch.fatal
         if batch.hit is not None and _ends_run(batch):
             self._stop_at(batch.hit)
+        if not step.refuse:
+            await self._watch_for_loops(batch)
         if self.state.hit is None:
             self.state.unrun.clear()
             await self._warn()
-            self._tell_model()
+            if not batch.paused:
+                self._tell_model()
 
     def _record(self, batch: Batch, unfinished: str) -> None:
         """Put a return for every call into the history, in the order asked. It waits for nothing: it always happens."""
         for call in batch.calls:
+            if (paused := batch.paused.get(call.call_id)) is not None:
+                self._pause(call, paused)
+                continue
+            self.state.replies.pop(call.call_id, None)
+            self.state.children.pop(call.call_id, None)
             answer = batch.returns.get(call.call_id)
             if answer is None:
                 answer = ToolReturn(call_id=call.call_id, name=call.name, content=unfinished, status="not_run")
@@ -187,6 +256,55 @@ class Run:
                 self.state.unrun.append(call)
             self.state.messages.append(answer)
         self.state.side_effects += [tool.name for tool in batch.started if not tool.read_only]
+
+    async def _watch_for_loops(self, batch: Batch) -> None:
+        """Show the batch to the detector: a first finding is told to the model, one that goes on ends the run."""
+        detector = self.plan.loops
+        if detector is None or not batch.returns:
+            return
+        outcomes = tuple(
+            self._outcome(call, batch.returns[c]) for call in batch.calls if (c := call.call_id) in batch.returns
+        )
+        self.state.loops, finding = detector.observe(self.state.loops, ToolBatch(outcomes=outcomes))
+        if finding is None:
+            return
+        rounds_left = self.budget.left("model_rounds")[0]
+        nudged = not (finding.persistent or batch.paused or self.state.hit or rounds_left == 0)
+        await self.emit(LoopDetected(reason=finding.reason, repeats=finding.repeats, nudged=nudged))
+        if finding.persistent:
+            self.state.note = self.state.note or finding.reason
+            self._stop_at(LimitHit(limit=LOOP, used=finding.repeats, allowed=detector.policy.repeats))
+        elif nudged:
+            text = f"You are repeating yourself: {finding.reason}. Try something else, or answer from what you have."
+            self.state.messages.append(UserMessage(content=text, source="kernel"))
+
+    def _outcome(self, call: ToolCall, result: ToolReturn) -> Outcome:
+        tool = self.plan.tools.get(call.name)
+        action = Action(
+            name=call.name,
+            arguments=call.arguments if call.invalid_arguments is None else call.invalid_arguments,
+            polling=tool is not None and tool.polling,
+            repeatable=tool is not None and tool.repeatable,
+            read_only=tool is not None and tool.read_only,
+            unknown=tool is None,
+        )
+        return Outcome(action=action, result=result.content, failed=result.status == "error")
+
+    def _pause(self, call: ToolCall, paused: Paused) -> None:
+        """Note what the call waits for; what it has started already is not paid again."""
+        state = self.state
+        state.pauses += paused.pauses
+        started = any(pause.kind != "approval" or pause.path != self.path for pause in paused.pauses)
+        state.replies[call.call_id] = replace(state.replies.get(call.call_id, Reply()), started=started)
+        if paused.child is not None:
+            state.children[call.call_id] = paused.child
+        for pause in paused.pauses:
+            if pause.path == self.path:
+                self.tell(AskUser(pause=pause) if pause.kind == "ask_user" else InterruptEvent(pause=pause))
+
+    def waiting_child(self, call_id: str) -> RunState | None:
+        """The delegated run that paused in this call, if there is one."""
+        return self.state.children.get(call_id)
 
     # -- the model ---------------------------------------------------------------------------------
 
@@ -257,11 +375,15 @@ class Run:
         turn: ModelTurn | None = None
         refused = False
         written = 0
+        envelope = self._envelope()
 
         async def on_delta(delta: Delta) -> None:
             nonlocal written
             written += len(delta.text)
-            await self.emit(Thinking(text=delta.text) if delta.kind == "thinking" else TextDelta(text=delta.text))
+            if delta.kind == "thinking":
+                await self.emit(Thinking(text=delta.text))
+            elif text := envelope.feed(delta.text) if envelope is not None else delta.text:
+                await self.emit(TextDelta(text=text))
 
         async def ask() -> ModelTurn:
             return await self.plan.model.respond(request, on_delta)
@@ -271,7 +393,9 @@ class Run:
             turn = await self.plan.effects.step(key, ask)
             if turn.text and not written:
                 await on_delta(Delta(text=turn.text))
-            return turn
+            if envelope is not None and (held := envelope.end()):
+                await self.emit(TextDelta(text=held))
+            return self._opened(turn)
         except ModelError:
             refused = not written
             raise
@@ -298,7 +422,9 @@ class Run:
         """Add the turn to the history, its call ids made unique; note where it was cut at an output cap."""
         if request.final:
             self.state.wrap_up = "answered"
-        self.state.messages.append(self._with_unique_ids(turn))
+        turn = self._with_unique_ids(turn)
+        observe_turn(turn)
+        self.state.messages.append(turn)
         if turn.finish_reason != "length" or turn.tool_calls:
             return
         if request.final:
@@ -312,6 +438,22 @@ class Run:
             self._stop_at(LimitHit(limit="model_output_cap", used=output, allowed=output))
         # What was written is the best there is: another answer from the same room would be cut as well.
         self.state.wrap_up = "asked"
+
+    def _envelope(self) -> EnvelopeFilter | None:
+        tag = self.plan.extraction_tag
+        return None if tag is None else EnvelopeFilter(tag)
+
+    def _opened(self, turn: ModelTurn) -> ModelTurn:
+        """The turn with the envelopes in its text opened: their operations beside the text, not in it."""
+        envelope = self._envelope()
+        if envelope is None or "</" not in turn.text:
+            return turn
+        text = envelope.feed(turn.text) + envelope.end()
+        if not envelope.seen:
+            return turn
+        # The provider's own form still has the envelope in its text.
+        ops = tuple(envelope.ops)
+        return replace(turn, text=text, native=None, extraction_ops=ops, extraction_seen=True)
 
     def _with_unique_ids(self, turn: ModelTurn) -> ModelTurn:
         ids = [call.call_id for call in turn.tool_calls]
@@ -342,7 +484,7 @@ class Run:
             self.state.messages.append(UserMessage(content=text, source="kernel"))
             self._untold.clear()
 
-    def _context(self, call: ToolCall) -> ToolContext[Any]:
+    def _context(self, call: ToolCall, reply: Reply) -> ToolContext[Any]:
         return ToolContext(
             deps=self._deps,
             run_id=self.state.run_id,
@@ -351,6 +493,8 @@ class Run:
             call_id=call.call_id,
             tool=call.name,
             budget=self.budget,
+            answers=reply.answers,
+            parent=self,
         )
 
     async def _on_call(self, call: ToolCall) -> None:

@@ -15,7 +15,9 @@ import pydantic_core
 
 from endstop._errors import ConfigError, StateError
 from endstop._limits import LimitHit, PlanLimits, Spent
+from endstop._loops import LoopState
 from endstop._messages import JsonObject, JsonValue, Message, ToolCall
+from endstop._pauses import Pause, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +38,14 @@ class RunState:
     """All that is known of a run: what was said, what was spent, and why it must stop.
 
     `messages` is the whole history; the run's own part starts at `first_message`. `hit` is the limit
-    that ends the run, `wrap_up` whether the reserved final answer was asked for and had. `unrun` are
-    the calls that the model asked for and that were not run since the limit was hit, `side_effects`
-    the tools that were started and are not read-only, and `note` what else there is to say of the ending.
+    that ends the run, `wrap_up` whether the reserved final answer was asked for and had. `recalled`
+    says that the retrieval stage was run, `applied` up to which message extraction operations were
+    applied. `pauses` is what people are asked and have not answered, `closed_pauses` the ids that take
+    no answer any more, `replies` what was said by call id, and `children` the delegated runs that
+    wait, by the id of the call that runs them. `loops` is what the loop detector remembers. `unrun`
+    are the calls that the model asked for and that were not run since the limit was hit,
+    `side_effects` the tools that were started and are not read-only, and `note` what else there is to
+    say of the ending.
     """
 
     run_id: str
@@ -52,6 +59,13 @@ class RunState:
     hit: LimitHit | None = None
     wrap_up: Literal["none", "asked", "answered"] = "none"
     repairs: int = 0
+    recalled: bool = False
+    applied: int = 0
+    pauses: list[Pause] = field(default_factory=list[Pause])
+    replies: dict[str, Reply] = field(default_factory=dict[str, Reply])
+    closed_pauses: list[str] = field(default_factory=list[str])
+    loops: LoopState = field(default_factory=LoopState)
+    children: dict[str, RunState] = field(default_factory=dict[str, "RunState"])
     unrun: list[ToolCall] = field(default_factory=list[ToolCall])
     side_effects: list[str] = field(default_factory=list[str])
     note: str = ""
@@ -62,6 +76,10 @@ class RunState:
         return replace(
             self,
             messages=list(self.messages),
+            pauses=list(self.pauses),
+            replies=dict(self.replies),
+            closed_pauses=list(self.closed_pauses),
+            children={call_id: child.copy() for call_id, child in self.children.items()},
             unrun=list(self.unrun),
             side_effects=list(self.side_effects),
         )
@@ -110,7 +128,7 @@ def from_json(type_: type[T], format_name: str, document: str | bytes) -> T:
     try:
         envelope = _adapter(JsonObject).validate_json(document)
     except pydantic.ValidationError as error:
-        raise StateError(f"this is not {wanted}, but no JSON object ({error.errors()[0]['msg']})") from error
+        raise StateError(f"this is not {wanted}: it is no JSON object ({error.errors()[0]['msg']})") from error
     if envelope.get("format") != wanted:
         raise StateError(f"this is {envelope.get('format')!r}, not {wanted}: pass what to_json() wrote", field="format")
     version = envelope.get("version")
@@ -123,8 +141,17 @@ def from_json(type_: type[T], format_name: str, document: str | bytes) -> T:
     return as_type(type_, envelope.get("value"), wanted)
 
 
-def as_type(type_: type[T], value: JsonValue, wanted: str) -> T:
-    """JSON data as a value of the type.
+def as_data(value: object) -> JsonValue:
+    """A value of any type that pydantic can write as the JSON data that `as_type` reads back.
+
+    Bytes are the text that they encode, as pydantic reads them where nothing else is said.
+    """
+    data: JsonValue = pydantic_core.to_jsonable_python(value)
+    return data
+
+
+def as_type(type_: type[T], value: JsonValue, wanted: str, *, at: tuple[str, ...] = ()) -> T:
+    """JSON data, which stands `at` a place in a document of the wanted format, as a value of the type.
 
     Raises:
         StateError: it is not one; the error names the field.
@@ -132,7 +159,7 @@ def as_type(type_: type[T], value: JsonValue, wanted: str) -> T:
     try:
         return _adapter(type_).validate_json(pydantic_core.to_json(value))
     except pydantic.ValidationError as error:
-        raise _field_error(wanted, error) from error
+        raise _field_error(wanted, error, at) from error
     except ConfigError as error:
         raise StateError(f"{wanted}: {error}", field=error.field) from error
 
@@ -147,9 +174,9 @@ def _adapter(type_: type[T]) -> pydantic.TypeAdapter[T]:
 _ADAPTERS: dict[object, pydantic.TypeAdapter[Any]] = {}
 
 
-def _field_error(wanted: str, error: pydantic.ValidationError) -> StateError:
+def _field_error(wanted: str, error: pydantic.ValidationError, at: tuple[str, ...]) -> StateError:
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = ".".join(str(part) for part in (*at, *first["loc"]))
     return StateError(
         f"{wanted}: the field {path or 'value'!r} is wrong ({first['msg']}); nothing was loaded", field=path
     )

@@ -13,10 +13,12 @@ from typing import Any, TypeAlias
 
 from endstop._budget import used_by_limit
 from endstop._effects import Effects
-from endstop._limits import Prices, check_count, check_seconds
+from endstop._limits import LOOP, Prices, check_count, check_seconds
+from endstop._loops import LoopDetector
 from endstop._messages import Message, ModelTurn, ToolCall, ToolSpec, pending_calls
 from endstop._outputs import Invalid, OutputSpec, Valid
 from endstop._results import AgentResult, Ending, best_text, limit_reason
+from endstop._stages import PostModel, Retrieval
 from endstop._state import RunState, StopReason
 from endstop._tools import Tool
 from endstop.models.base import Model
@@ -67,6 +69,17 @@ class Plan:
     retry: RetryPolicy
     prices: Prices | None
     effects: Effects
+    retrieval: Retrieval | None
+    post_model: PostModel | None
+    extraction_tag: str | None
+    loops: LoopDetector | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Run the retrieval stage."""
+
+    retrieval: Retrieval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +118,28 @@ class Fail:
     problem: str
 
 
-Step: TypeAlias = CallModel | RunTools | Repair | Finish | Fail
+Step: TypeAlias = Recall | CallModel | RunTools | Repair | Finish | Fail
+
+
+_STOP_REASONS: dict[str, StopReason] = {"max_model_rounds": "tool_limit", LOOP: "loop"}
 
 
 def next_step(state: RunState, plan: Plan) -> Step:
     """The next step of a run in this state."""
+    if plan.retrieval is not None and not state.recalled:
+        return Recall(retrieval=plan.retrieval)
     calls = pending_calls(state.messages)
+    if calls and state.hit is not None:
+        return RunTools(calls=calls, refuse=True)
     if calls:
-        return RunTools(calls=calls, refuse=state.hit is not None)
+        waiting = {pause.call_id for pause in state.pauses}
+        ready = tuple(call for call in calls if call.call_id not in waiting)
+        return RunTools(calls=ready) if ready else Finish(stop_reason="paused")
     if state.hit is not None:
         # Without tools every round was a final answer already; asking once more would find the same limit.
         if state.limits.on_limit == "answer" and plan.tools and state.wrap_up == "none":
             return CallModel(final=True)
-        return Finish(stop_reason="tool_limit" if state.hit.limit == "max_model_rounds" else "budget")
+        return Finish(stop_reason=_STOP_REASONS.get(state.hit.limit, "budget"))
     newest = state.messages[-1]
     if not isinstance(newest, ModelTurn):
         return CallModel()
@@ -147,18 +169,25 @@ def conclude(state: RunState, plan: Plan) -> AgentResult[Any]:
     if hit is not None:
         # The final answer has been paid since the limit was hit.
         hit = replace(hit, used=max(hit.used, used_by_limit(state.spent).get(hit.limit, hit.used)))
-    reason = limit_reason(hit) if hit is not None else "the run was cancelled"
+    reason = limit_reason(hit) if hit is not None else _reason(state)
     ending = Ending(
         rung=rung,
         reason=f"{reason}; {state.note}" if state.note else reason,
         limit=hit.limit if hit is not None else None,
         used=hit.used if hit is not None else None,
         allowed=hit.allowed if hit is not None else None,
-        pending=tuple(state.unrun),
+        pending=pending_calls(state.messages) or tuple(state.unrun),
         effects=tuple(dict.fromkeys(state.side_effects)),
     )
     output = answer.output if isinstance(answer, Valid) else None
     return AgentResult(output=output, text=text, stop_reason=stop_reason, ending=ending, state=state)
+
+
+def _reason(state: RunState) -> str:
+    if state.stop_reason != "paused":
+        return "the run was cancelled"
+    questions = "; ".join(pause.question for pause in state.pauses)
+    return f"waiting for {len(state.pauses)} answer{'s' if len(state.pauses) > 1 else ''}: {questions}"
 
 
 def _final_text(messages: Sequence[Message]) -> str:

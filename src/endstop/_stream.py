@@ -60,7 +60,7 @@ class EventQueue:
         # The one place where an event gets its number: it is not shared with anybody yet.
         object.__setattr__(event, "seq", self.seq)
         self._events.append(event)
-        if isinstance(event, Done | Cancelled):
+        if isinstance(event, Done | Cancelled) and len(event.path) == 1:
             self.result = event.result
         if self._more is not None:
             self._more.set()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import itertools
+import json
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeAlias, cast, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, get_origin, overload
 
 import anyio
 import anyio.to_thread
@@ -17,9 +20,16 @@ from typing_extensions import TypeVar
 
 from endstop._budget import TOOL_UNIT, Budget
 from endstop._effects import Effects
-from endstop._errors import ConfigError, ToolFatal
+from endstop._errors import ConfigError, EndstopError, Interrupt, ToolFatal
 from endstop._limits import LimitHit, check_count, check_seconds
 from endstop._messages import JsonObject, JsonValue, ToolCall, ToolReturn, ToolSpec, clean_text
+from endstop._pauses import Pause, Reply, approval_pause, bad_schema, interrupt_pause
+from endstop._state import RunState
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from endstop._stream import EventQueue
 
 DepsT = TypeVar("DepsT", default=object)
 
@@ -42,6 +52,26 @@ class ToolContext(Generic[DepsT]):
     call_id: str
     tool: str
     budget: Budget
+    answers: tuple[JsonValue, ...] = ()
+    parent: ParentRun | None = field(default=None, repr=False, compare=False)
+
+
+class ParentRun(Protocol):
+    """A run as far as a delegated one below it needs to know it."""
+
+    @property
+    def depth_left(self) -> int | None:
+        """How many more levels of delegation its limits allow; `None` for any number."""
+        ...
+
+    @property
+    def queue(self) -> EventQueue:
+        """Where its events go, and those of the runs below it."""
+        ...
+
+    def waiting_child(self, call_id: str) -> RunState | None:
+        """The delegated run that paused in this call, if there is one."""
+        ...
 
 
 Arguments: TypeAlias = dict[str, Any]
@@ -57,6 +87,9 @@ class Tool:
     `timeout_seconds` bounds one execution. `retries` is how often an execution that raised is tried
     again, each paid as a tool call. A result above `max_result_chars` is cut, with its full length said.
 
+    A call of a tool that `requires_approval` waits for a person before it runs. For the loop detector a
+    `polling` tool may repeat more often, and a `repeatable` one as often as it likes.
+
     `body` runs it with checked arguments and `check` turns the model's JSON into those arguments,
     raising `ValueError` with a text for the model; both are made from the function.
     """
@@ -68,6 +101,9 @@ class Tool:
     timeout_seconds: float | None = None
     retries: int = 0
     max_result_chars: int = MAX_RESULT_CHARS
+    requires_approval: bool = False
+    polling: bool = False
+    repeatable: bool = False
 
     def __post_init__(self) -> None:
         check_seconds("timeout_seconds", self.timeout_seconds)
@@ -95,6 +131,9 @@ def tool(
     timeout_seconds: float | None = None,
     retries: int = 0,
     max_result_chars: int = MAX_RESULT_CHARS,
+    requires_approval: bool = False,
+    polling: bool = False,
+    repeatable: bool = False,
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -106,6 +145,9 @@ def tool(
     timeout_seconds: float | None = None,
     retries: int = 0,
     max_result_chars: int = MAX_RESULT_CHARS,
+    requires_approval: bool = False,
+    polling: bool = False,
+    repeatable: bool = False,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a tool of a function: its parameters' type hints are the schema, its docstring the description.
 
@@ -124,6 +166,9 @@ def tool(
             timeout_seconds=timeout_seconds,
             retries=retries,
             max_result_chars=max_result_chars,
+            requires_approval=requires_approval,
+            polling=polling,
+            repeatable=repeatable,
         )
 
     return make if function is None else make(function)
@@ -152,8 +197,9 @@ def from_function(function: Callable[..., object], *, name: str | None = None, d
         ) from error
     schema.setdefault("properties", {})
     schema.setdefault("type", "object")
+    description = description or inspect.getdoc(_unwrapped(function)) or ""
     return Tool(
-        spec=ToolSpec(name=name, description=description or inspect.getdoc(function) or "", parameters=schema),
+        spec=ToolSpec(name=name, description=description, parameters=schema),
         body=_body(function, context_name),
         check=functools.partial(_checked, adapter),
     )
@@ -181,7 +227,8 @@ class Batch:
     """The calls of one model turn while they are answered. `returns` grows as they finish.
 
     `hit` is the first limit that kept a call from running, `fatal` the first `ToolFatal`, `started`
-    the tools whose execution began. `cut` says that the turn ended at its output cap.
+    the tools whose execution began. `cut` says that the turn ended at its output cap. `replies` is what
+    people said about the calls before, `paused` what they must say before the calls left out go on.
     """
 
     calls: Sequence[ToolCall]
@@ -190,6 +237,29 @@ class Batch:
     hit: LimitHit | None = None
     fatal: ToolFatal | None = None
     cut: bool = False
+    replies: Mapping[str, Reply] = field(default_factory=dict[str, Reply])
+    paused: dict[str, Paused] = field(default_factory=dict[str, "Paused"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """A call that waits for people: for what, and the delegated run that waits in it, if it is one's."""
+
+    pauses: tuple[Pause, ...]
+    child: RunState | None = None
+
+
+class ChildPaused(EndstopError):
+    """Raised by the tool of a delegated run that paused: the call waits with it."""
+
+    def __init__(self, child: RunState) -> None:
+        self._child = child
+        super().__init__(child.run_id)
+
+    def of(self, call: ToolCall) -> Paused:
+        """What the call waits for: all that the child does."""
+        pauses = tuple(replace(pause, call_id=call.call_id) for pause in self._child.pauses)
+        return Paused(pauses=pauses, child=self._child)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +269,7 @@ class Workshop:
     tools: Mapping[str, Tool]
     budget: Budget
     effects: Effects
-    context: Callable[[ToolCall], ToolContext[Any]]
+    context: Callable[[ToolCall, Reply], ToolContext[Any]]
     on_call: Callable[[ToolCall], Awaitable[None]]
     on_return: Callable[[ToolCall, ToolReturn], Awaitable[None]]
 
@@ -211,43 +281,70 @@ async def run_calls(batch: Batch, shop: Workshop) -> None:
     first calls. A tool's exception is its return, with status `error`; siblings always finish.
     """
 
-    async def execute(call: ToolCall, tool: Tool, arguments: Arguments, context: ToolContext[Any]) -> ToolReturn:
-        attempt = 0
-        while True:
-            attempt += 1
+    async def execute(job: _Job) -> ToolReturn | Paused:
+        call, tool = job.call, job.tool
+        for attempt in itertools.count(1):
             try:
-                value = await _within(tool.timeout_seconds, tool.body(arguments, context))
-                return _return(call, render(value, tool.max_result_chars))
+                value = await _within(tool.timeout_seconds, tool.body(job.arguments, job.context))
+                return _shown(call, tool, value)
+            except Interrupt as interrupt:
+                return _interrupted(call, interrupt, job.context, shop.effects.now())
+            except ChildPaused as paused:
+                return paused.of(call)
             except ToolFatal as error:
                 batch.fatal = batch.fatal or error
-                return _return(call, f"{type(error).__name__}: {error}", "error")
+                return _return(call, _fault(tool, error), "error")
             except Exception as error:  # every fault of a tool is the model's to read
                 text = _fault(tool, error)
             if attempt > tool.retries or _charge(shop.budget, tool.name) is not None:
                 return _return(call, text, "error")
+        raise AssertionError("unreachable")  # pragma: no cover - the count has no end
 
-    async def answer(call: ToolCall, tool: Tool, arguments: Arguments) -> None:
-        context = shop.context(call)
-        key = f"{context.round}/tool/{call.call_id}"
-        result = await shop.effects.step(key, functools.partial(execute, call, tool, arguments, context))
-        batch.returns[call.call_id] = result
-        await shop.on_return(call, result)
-
-    ready: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-    for call in batch.calls:
-        await shop.on_call(call)
-        accepted = _accept(call, batch, shop)
-        if isinstance(accepted, ToolReturn):
-            batch.returns[call.call_id] = accepted
-            await shop.on_return(call, accepted)
+    async def finish(job: _Job) -> None:
+        result = await shop.effects.step(job.key, functools.partial(execute, job))
+        if isinstance(result, Paused):
+            batch.paused[job.call.call_id] = result
         else:
-            tool, arguments = accepted
-            batch.started.append(tool)
-            ready.append((call.call_id, functools.partial(answer, call, tool, arguments)))
-    if len(ready) == 1:
-        await ready[0][1]()
-    elif ready:
-        await shop.effects.parallel(ready)
+            await _answer(batch, shop, job.call, replace(result, content=job.preface + result.content))
+
+    jobs = [job for call in batch.calls if (job := await _accepted(call, batch, shop)) is not None]
+    if len(jobs) == 1:
+        await finish(jobs[0])
+    elif jobs:
+        await shop.effects.parallel([(job.key, functools.partial(finish, job)) for job in jobs])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A call that is going to run: its unit is paid and its arguments are checked."""
+
+    call: ToolCall
+    tool: Tool
+    arguments: Arguments
+    context: ToolContext[Any]
+    key: str
+    preface: str = ""
+
+
+async def _accepted(call: ToolCall, batch: Batch, shop: Workshop) -> _Job | None:
+    """The job of a call that may run now; any other is answered or paused here."""
+    reply = batch.replies.get(call.call_id)
+    if reply is None:
+        await shop.on_call(call)
+    accepted = _accept(call, reply or _NO_REPLY, batch, shop)
+    if isinstance(accepted, ToolReturn):
+        await _answer(batch, shop, call, accepted)
+        return None
+    if isinstance(accepted, Paused):
+        batch.paused[call.call_id] = accepted
+        return None
+    batch.started.append(accepted.tool)
+    return accepted
+
+
+async def _answer(batch: Batch, shop: Workshop, call: ToolCall, result: ToolReturn) -> None:
+    batch.returns[call.call_id] = result
+    await shop.on_return(call, result)
 
 
 def render(value: object, max_chars: int = MAX_RESULT_CHARS) -> str:
@@ -257,21 +354,52 @@ def render(value: object, max_chars: int = MAX_RESULT_CHARS) -> str:
     elif value is None:
         text = "(no result)"
     else:
-        text = pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
+        text = _json(value)
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[cut: the first {max_chars} of {len(text)} characters are shown]"
 
 
+def _json(value: object) -> str:
+    try:
+        return pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
+    except pydantic_core.PydanticSerializationError:
+        # Text that is no UTF-8 can be cleaned; what is no data raises again here.
+        data: JsonValue = pydantic_core.to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings")
+        return clean_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+
+
+def _shown(call: ToolCall, tool: Tool, value: object) -> ToolReturn:
+    """The return of an execution that went well; a value that is no data is an error, but none to run it again for."""
+    try:
+        return _return(call, render(value, tool.max_result_chars))
+    except ValueError as error:
+        return _return(call, render(f"It was run, but its result cannot be shown: {error}"), "error")
+
+
 async def _within(seconds: float | None, work: Awaitable[object]) -> object:
-    if seconds is None:
-        return await work
-    with anyio.fail_after(seconds):
-        return await work
+    try:
+        if seconds is None:
+            return await work
+        with anyio.fail_after(seconds):
+            return await work
+    except anyio.get_cancelled_exc_class() as error:
+        if _must_stop():
+            raise
+        raise RuntimeError("what it waited for was cancelled") from error
 
 
-def _accept(call: ToolCall, batch: Batch, shop: Workshop) -> ToolReturn | tuple[Tool, Arguments]:
-    """The tool and arguments to run the call with, its unit paid; or the return that says why it does not run."""
+def _must_stop() -> bool:
+    """Whether a cancellation is this task's own; on asyncio it may be that of a task which a tool waited for."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return True
+    return task is None or task.cancelling() > 0
+
+
+def _accept(call: ToolCall, reply: Reply, batch: Batch, shop: Workshop) -> ToolReturn | Paused | _Job:
+    """What is to be done with a call: run it, its unit paid; wait for a person; or say why it does not run."""
     tool = shop.tools.get(call.name)
     if tool is None:
         names = ", ".join(shop.tools) or "none"
@@ -279,16 +407,54 @@ def _accept(call: ToolCall, batch: Batch, shop: Workshop) -> ToolReturn | tuple[
     if call.invalid_arguments is not None:
         why = "were cut off at the output limit; send a shorter call" if batch.cut else "are not one JSON object"
         return _return(call, f"Not run: the arguments {why}. They were: {render(call.invalid_arguments, 500)}", "error")
+    given = call.arguments if reply.decision is None else _decided(call, reply.decision)
+    if isinstance(given, ToolReturn):
+        return given
     try:
-        arguments = tool.check(call.arguments)
+        arguments = tool.check(given)
     except ValueError as error:
-        return _return(call, str(error), "error")
-    hit = _charge(shop.budget, tool.name)
+        return _return(call, render(str(error), tool.max_result_chars), "error")
+    context = shop.context(call, reply)
+    if tool.requires_approval and reply.decision is None:
+        pause = approval_pause(call, run_id=context.run_id, path=context.path, parameters=tool.spec.parameters)
+        return Paused(pauses=(pause,))
+    hit = None if reply.started else _charge(shop.budget, tool.name)
     if hit is not None:
         batch.hit = batch.hit or hit
         text = f"Not run: the limit {hit.limit} is used up ({hit.used} of {hit.allowed})."
         return _return(call, text, "not_run")
-    return tool, arguments
+    again = f"/{len(reply.answers)}" if reply.answers else ""
+    key = f"{context.round}/tool/{call.call_id}{again}"
+    preface = "" if given is call.arguments else f"[A person changed the arguments to {render(given, 500)}]\n"
+    return _Job(call=call, tool=tool, arguments=arguments, context=context, key=key, preface=preface)
+
+
+def _decided(call: ToolCall, decision: JsonObject) -> JsonObject | ToolReturn:
+    """The arguments that a person let the call run with, or the return that stands in its place."""
+    message = decision.get("message")
+    text = message if isinstance(message, str) else ""
+    match decision.get("type"):
+        case "edit":
+            arguments = decision.get("arguments")
+            return arguments if isinstance(arguments, dict) else call.arguments
+        case "respond":
+            return _return(call, text)
+        case "reject":
+            return _return(call, f"Not run: a person rejected it{f': {text}' if text else '.'}", "error")
+        case _:
+            return call.arguments
+
+
+def _interrupted(call: ToolCall, interrupt: Interrupt, context: ToolContext[Any], now: datetime) -> ToolReturn | Paused:
+    problem = bad_schema(interrupt.schema)
+    if problem is not None:
+        return _return(call, f"The schema of the answer is no JSON schema: {problem}", "error")
+    number = len(context.answers)
+    pause = interrupt_pause(call, interrupt, run_id=context.run_id, path=context.path, number=number, now=now)
+    return Paused(pauses=(pause,))
+
+
+_NO_REPLY = Reply()
 
 
 def _charge(budget: Budget, tool_name: str) -> LimitHit | None:
@@ -300,7 +466,7 @@ def _return(call: ToolCall, text: str, status: typing.Literal["ok", "error", "no
 
 
 def _fault(tool: Tool, error: Exception) -> str:
-    if isinstance(error, TimeoutError) and not str(error):
+    if isinstance(error, TimeoutError) and not str(error) and tool.timeout_seconds is not None:
         return f"TimeoutError: {tool.name} took longer than {tool.timeout_seconds} seconds"
     return render(f"{type(error).__name__}: {error}", tool.max_result_chars)
 
@@ -320,16 +486,29 @@ def _body(function: Callable[..., object], context_name: str | None) -> ToolBody
     return body
 
 
+def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    """What a partial was made of: that has the docstring and the hints."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
 def _visible_signature(function: Callable[..., object], name: str) -> tuple[inspect.Signature, str | None]:
     """The signature that the model sees, hints resolved, and the name of the context parameter if there is one."""
+    described = _unwrapped(function)
+    if not inspect.isroutine(described) and not inspect.isclass(described):
+        described = type(described).__call__
     try:
-        described = function if inspect.isroutine(function) else type(function).__call__
         hints = typing.get_type_hints(described, include_extras=True)
-    except NameError as error:
-        raise ConfigError(f"tool {name!r}", function, f"make its type hints resolvable ({error})") from error
+        parameters = inspect.signature(function).parameters.values()
+    except (NameError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        remedy = f"make its signature and type hints resolvable ({error})"
+        raise ConfigError(f"tool {name!r}", function, remedy) from error
+    # What a partial gives by name is settled: the model is neither asked for it nor told.
+    given: Mapping[str, object] = function.keywords if isinstance(function, functools.partial) else {}
     visible: list[inspect.Parameter] = []
     context_name: str | None = None
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters:
+        if parameter.name in given:
+            continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(f"tool {name!r}", str(parameter), "use named parameters only, no *args or **kwargs")
         hint = hints.get(parameter.name, JsonValue)
@@ -346,3 +525,9 @@ def _checked(adapter: pydantic.TypeAdapter[Arguments], arguments: JsonObject) ->
     except pydantic.ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors(include_url=False)]
         raise ValueError("The arguments do not fit: " + "; ".join(lines)) from error
+    except _FAULTS_OF_A_VALIDATOR as error:
+        raise ValueError(f"The arguments do not fit: {type(error).__name__}: {error}") from error
+
+
+_FAULTS_OF_A_VALIDATOR = (TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, OSError)
+"""What the code of an argument's own type may raise over a value, beside what pydantic takes for a refusal."""

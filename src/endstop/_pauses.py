@@ -1,0 +1,224 @@
+"""Pauses: how a tool asks a person, how the answer comes back, and what is checked about it.
+
+What runs and what does not is a contract:
+
+- A pause ends the leg of the run, with `stop_reason="paused"`. The other calls of the same batch have
+  run and are answered; the call that waits is not answered yet, and nothing else was asked of the model.
+- `agent.resume(result_or_state, answers={pause_id: answer})` goes on, in this or another process. The
+  answers of one batch may come together or one by one; what still waits pauses the run again.
+- A call that waited for approval has not run at all. Approved, it runs then, once.
+- A tool that raised `Interrupt` is called again from its beginning, with the answers given so far in
+  `ToolContext.answers`; what it did before it raised, it does again. It is not paid again.
+- An answer is checked against the pause's schema before anything runs. An id that is unknown to this
+  run, already answered, or expired is refused by name, and the state is as it was.
+- Waiting is not working time. `deadline` counts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from endstop._errors import ResumeError
+from endstop._messages import JsonObject, JsonValue, ToolCall
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from endstop._errors import Interrupt
+    from endstop._state import RunState
+
+PauseKind: TypeAlias = Literal["ask_user", "approval", "interrupt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """One thing that a run waits for a person to say.
+
+    `question` is for the person. `call` is the tool call that asks (for an `approval`, that is to be
+    approved) and `path` the agents that lead to it; `call_id` is the call of this run that waits, which
+    is another where a delegated child asks. An answer is JSON that fits `answer_schema` (`None`: any
+    JSON), given before `expires_at`.
+    """
+
+    pause_id: str
+    kind: PauseKind
+    question: str
+    call: ToolCall
+    call_id: str
+    path: tuple[str, ...]
+    answer_schema: JsonObject | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A person's answer to an `approval`: run the call, run it with other arguments, or do not run it.
+
+    `message` is the reason of a `reject`, and with `respond` the tool's return in its place.
+    """
+
+    type: Literal["approve", "edit", "reject", "respond"]
+    arguments: JsonObject | None = None
+    message: str = ""
+
+    def to_answer(self) -> JsonObject:
+        """The decision as JSON, as `answers=` takes it."""
+        answer: JsonObject = {"type": self.type}
+        if self.arguments is not None:
+            answer["arguments"] = self.arguments
+        if self.message:
+            answer["message"] = self.message
+        return answer
+
+
+Answer: TypeAlias = JsonValue | Decision
+"""What a person may answer: JSON that fits the pause's schema, or a `Decision` for an approval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What people have said about one call so far: the decision on it, and the answers to its interrupts in order."""
+
+    decision: JsonObject | None = None
+    answers: tuple[JsonValue, ...] = ()
+    started: bool = False
+
+
+def approval_pause(call: ToolCall, *, run_id: str, path: tuple[str, ...], parameters: JsonObject) -> Pause:
+    """The pause of a call that must be approved before it runs."""
+    return Pause(
+        pause_id=f"{run_id}:{call.call_id}:approval",
+        kind="approval",
+        question=f"May {call.name} be called?",
+        call=call,
+        call_id=call.call_id,
+        path=path,
+        answer_schema=_decision_schema(parameters),
+    )
+
+
+def interrupt_pause(
+    call: ToolCall, interrupt: Interrupt, *, run_id: str, path: tuple[str, ...], number: int, now: datetime
+) -> Pause:
+    """The pause of a tool that raised `Interrupt`; `number` counts those of this call."""
+    seconds = interrupt.expires_in_seconds
+    return Pause(
+        pause_id=f"{run_id}:{call.call_id}:{number}",
+        kind="ask_user" if interrupt.asks_user else "interrupt",
+        question=interrupt.question,
+        call=call,
+        call_id=call.call_id,
+        path=path,
+        answer_schema=interrupt.schema,
+        expires_at=None if seconds is None else now + timedelta(seconds=seconds),
+    )
+
+
+def answer_pauses(state: RunState, answers: Mapping[str, Answer], now: datetime) -> None:
+    """Note the answers in the state, its paused children included. All are checked before any is noted.
+
+    Raises:
+        ResumeError: an id is foreign, used or expired, or an answer does not fit its schema.
+    """
+    waiting = {pause.pause_id: pause for pause in state.pauses}
+    plain = {pause_id: _plain(answer) for pause_id, answer in answers.items()}
+    for pause_id, answer in plain.items():
+        pause = waiting.get(pause_id)
+        if pause is None:
+            raise ResumeError(_why_not(pause_id, state))
+        if pause.expires_at is not None and now > pause.expires_at:
+            raise ResumeError(f"the pause {pause_id!r} expired at {pause.expires_at.isoformat()}; it takes no answer")
+        problem = schema_problem(pause.answer_schema, answer)
+        if problem is not None:
+            raise ResumeError(f"the answer {answer!r} to the pause {pause_id!r} does not fit its schema: {problem}")
+    for pause_id, answer in plain.items():
+        _note(state, pause_id, answer)
+
+
+def close_pauses(state: RunState) -> None:
+    """Nothing is waited for any more: no answer is taken for what is open now."""
+    state.closed_pauses += [pause.pause_id for pause in state.pauses]
+    state.pauses.clear()
+    state.children.clear()
+
+
+def schema_problem(schema: JsonObject | None, value: JsonValue) -> str | None:
+    """Why the value does not fit the JSON schema; `None` where it does."""
+    if schema is None:
+        return None
+    import jsonschema
+
+    try:
+        jsonschema.validate(value, schema)
+    except jsonschema.ValidationError as error:
+        return error.message
+    except jsonschema.SchemaError as error:
+        return f"the schema itself is wrong: {error.message}"
+    return None
+
+
+def bad_schema(schema: JsonObject | None) -> str | None:
+    """Why this is no JSON schema; `None` where it is one."""
+    if schema is None:
+        return None
+    import jsonschema
+
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return error.message
+    return None
+
+
+def _note(state: RunState, pause_id: str, answer: JsonValue) -> None:
+    pause = next(pause for pause in state.pauses if pause.pause_id == pause_id)
+    state.pauses.remove(pause)
+    state.closed_pauses.append(pause_id)
+    child = state.children.get(pause.call_id)
+    if child is not None:
+        _note(child, pause_id, answer)
+        return
+    reply = state.replies.get(pause.call_id, Reply())
+    if pause.kind == "approval" and isinstance(answer, dict):
+        state.replies[pause.call_id] = replace(reply, decision=answer)
+    else:
+        state.replies[pause.call_id] = replace(reply, answers=(*reply.answers, answer))
+
+
+def _plain(answer: Answer) -> JsonValue:
+    return answer.to_answer() if isinstance(answer, Decision) else answer
+
+
+def _why_not(pause_id: str, state: RunState) -> str:
+    open_ids = ", ".join(repr(pause.pause_id) for pause in state.pauses) or "none"
+    if pause_id in state.closed_pauses:
+        return f"the pause {pause_id!r} is used: it was answered or given up before; open are: {open_ids}"
+    return f"the pause {pause_id!r} is not one of this run; open are: {open_ids}"
+
+
+def _decision_schema(parameters: JsonObject) -> JsonObject:
+    """What may be answered to an approval; `edit` must bring arguments that fit the tool."""
+    arguments = dict(parameters)
+    definitions = arguments.pop("$defs", None)
+    message: JsonObject = {"type": "string"}
+    forms: list[JsonValue] = [
+        _form("approve", {}, []),
+        _form("edit", {"arguments": arguments}, ["arguments"]),
+        _form("reject", {"message": message}, []),
+        _form("respond", {"message": message}, ["message"]),
+    ]
+    schema: JsonObject = {"anyOf": forms}
+    if definitions is not None:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _form(type_: str, properties: JsonObject, required: list[JsonValue]) -> JsonObject:
+    return {
+        "type": "object",
+        "properties": {"type": {"const": type_}, **properties},
+        "required": ["type", *required],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,72 @@
+"""How a run begins and how it goes on, as states: every leg of a run starts from one of these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from endstop._budget import allowed_by_limit
+from endstop._errors import ResumeError
+from endstop._limits import LOOP, PlanLimits
+from endstop._loops import LoopState
+from endstop._messages import ModelTurn, UserMessage, checked_prompt, pending_calls, repaired_history
+from endstop._pauses import answer_pauses
+from endstop._results import limit_reason
+from endstop._state import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from endstop._messages import Message
+    from endstop._pauses import Answer
+
+
+def fresh_state(prompt: object, *, history: Sequence[Message], limits: PlanLimits, run_id: str, agent: str) -> RunState:
+    """The state of a run that has only been asked.
+
+    Raises:
+        ConfigError: the prompt is empty or of a wrong type.
+    """
+    messages = repaired_history(history)
+    state = RunState(run_id=run_id, agent=agent, limits=limits, messages=messages, first_message=len(messages))
+    messages.append(UserMessage(content=checked_prompt(prompt)))
+    return state
+
+
+def resumed_state(
+    ended: RunState, *, limits: PlanLimits | None, answers: Mapping[str, Answer], now: datetime
+) -> RunState:
+    """A state of its own in which the run goes on; `ended` stays as it is.
+
+    Raises:
+        ResumeError: the run is completed, the limit that ended it is not higher, or an answer is
+            missing, foreign, used, expired or does not fit its schema.
+    """
+    state = ended.copy()
+    _check(state, limits or state.limits, answers)
+    answer_pauses(state, answers, now)
+    state.limits = limits or state.limits
+    if not pending_calls(state.messages) and (state.wrap_up != "none" or isinstance(state.messages[-1], ModelTurn)):
+        text = "You may go on now: tools can be called again. Continue, and give the whole answer when you have it."
+        state.messages.append(UserMessage(content=text, source="kernel"))
+    reopen(state)
+    return state
+
+
+def reopen(state: RunState) -> None:
+    """Take back what ended the run. Whoever goes on after a loop has looked at it: it is counted anew."""
+    if state.hit is not None and state.hit.limit == LOOP:
+        state.loops = LoopState()
+    state.hit, state.wrap_up, state.unrun, state.note, state.stop_reason = None, "none", [], "", None
+
+
+def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, Answer]) -> None:
+    if state.stop_reason == "completed":
+        raise ResumeError("the run is completed: start a new one with history=result.messages")
+    if state.stop_reason == "paused" and not answers:
+        waiting = ", ".join(f"{pause.pause_id!r} ({pause.question})" for pause in state.pauses)
+        raise ResumeError(f"the run waits for people: give answers={{pause_id: answer}} for one of {waiting}")
+    hit = state.hit
+    allowed = allowed_by_limit(limits).get(hit.limit) if hit is not None else None
+    if hit is not None and allowed is not None and allowed <= hit.allowed:
+        raise ResumeError(f"{limit_reason(hit)}: pass limits= that allow more than {hit.allowed}", limit=hit.limit)

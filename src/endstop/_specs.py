@@ -1,0 +1,86 @@
+"""What SPEC means on the command line: where an agent is found, and what is wrong where it is not."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from endstop._agent import Agent
+from endstop._errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+
+
+def load_agent(spec: str) -> Agent[object]:
+    """The agent that SPEC names, or that the function without arguments that it names returns.
+
+    SPEC is `package.module:name` or `file.py:name`. The working folder, or the file's own, is where
+    modules are looked for first.
+
+    Raises:
+        ConfigError: there is no such agent; the message says why, whatever the module raised.
+    """
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        raise ConfigError("SPEC", spec, "write package.module:agent or file.py:agent")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ConfigError("SPEC", spec, f"there is no file {place}")
+    with _Loading(spec, place):
+        module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        found: object = functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), module)
+    if found is None:
+        agents = ", ".join(key for key, value in vars(module).items() if isinstance(value, Agent)) or "none"
+        raise ConfigError("SPEC", spec, f"{place} has no {name!r}; the agents in it are: {agents}")
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError("SPEC", spec, f"{name} is async; name an agent, or a plain function that returns one")
+    if callable(found) and not isinstance(found, Agent):
+        with _Loading(spec, place):
+            found = found()
+    if not isinstance(found, Agent):
+        kind = type(found).__name__
+        raise ConfigError("SPEC", spec, f"{name} gives a {kind}; name an endstop.Agent or a function that returns one")
+    return cast("Agent[object]", found)  # whatever its output is, the command line only shows it
+
+
+class _Loading:
+    """Makes one `ConfigError` of whatever the adopter's code raises while it is loaded."""
+
+    def __init__(self, spec: str, place: str) -> None:
+        self._spec = spec
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{self._place}.".startswith(f"{error.name}."):
+            remedy = f"there is no module {error.name!r} in this folder or among the installed packages"
+            raise ConfigError("SPEC", self._spec, remedy) from error
+        if isinstance(error, Exception | SystemExit):
+            remedy = f"loading it raised {type(error).__name__}: {error} (--debug shows where)"
+            raise ConfigError("SPEC", self._spec, remedy) from error
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.resolve().parent))
+    found = importlib.util.spec_from_file_location(f"_endstop_{path.stem}", path)
+    assert found is not None
+    assert found.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(found)
+    # The type hints of its tools are resolved through the module's name.
+    sys.modules[found.name] = module
+    found.loader.exec_module(module)
+    return module
