@@ -60,6 +60,7 @@ class Case:
 
     `bytes_per_token` is the tokenizer that the model reports by: above 3.5 the estimates are never too low.
     Every `fail_every`-th request fails in passing. With `naps` models and tools take longer than any limit.
+    With `levels` there are so many agents, of which each can hand tasks to the next.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Case:
     bytes_per_token: float = 5.0
     fail_every: int = 0
     naps: bool = False
+    levels: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class World:
         self.tokens = 0
         self.output_tokens = 0
         self.seconds = 0.0
+        self.deepest = 0
         self.results: list[AgentResult[str]] = []
         self._lock = threading.Lock()
         self._calls = itertools.count()
@@ -141,6 +144,8 @@ class World:
             return turn("all that there is", usage=usage)
         names = itertools.cycle(("work", "toil"))
         calls = [call(next(names), {"n": next(self._calls)}) for _ in range(PARALLEL_CALLS)]
+        if any(spec.name == "deeper" for spec in request.tools):
+            calls[0] = call("deeper", {"task": f"task {next(self._calls)}"})
         return turn(calls=calls, usage=usage)
 
     def _size(self, request: ModelRequest) -> int:
@@ -148,32 +153,37 @@ class World:
         size = sum(len(text) / self.case.bytes_per_token for text in texts if not text.startswith("ModelTurn"))
         return int(size) + sum(m.usage.output_tokens for m in request.messages if isinstance(m, ModelTurn) and m.usage)
 
-    def agent(self) -> Agent[str]:
-        """An agent of this world without limits of its own."""
+    def agent(self, level: int = 0) -> Agent[str]:
+        """An agent of this world without limits of its own; where there are levels, with the next one as a tool."""
 
         @tool(retries=1)
         async def work(n: int) -> str:
             """Work."""
-            self._count("work")
+            self._count("work", level)
             await anyio.sleep(NAP_SECONDS if self.case.naps else 0)
             if n % 7 == 0:
                 raise ValueError(f"{n} did not work")
-            return f"worked on {n}"
+            return f"{n}: " + "what was found, " * 25
 
         @tool(read_only=True)
         def toil(n: int) -> str:
             """Work, in a thread."""
-            self._count("toil")
+            self._count("toil", level)
             if self.case.naps:
                 self._wake.wait(NAP_SECONDS)
-            return f"toiled at {n}"
+            return f"{n}: " + "what was found, " * 25
 
-        retry = RetryPolicy(max_attempts=3, initial_wait_seconds=0, jitter_seconds=0)
-        return Agent(self, tools=[work, toil], retry=retry, limits=PlanLimits(max_model_rounds=None))
+        retry = RetryPolicy(max_attempts=30, initial_wait_seconds=0, jitter_seconds=0)
+        if level < self.case.levels:
+            below = self.agent(level + 1).as_tool(name="deeper", limits=_two_rounds())
+            return Agent(self, tools=[work, toil, below], retry=retry, limits=_two_rounds())
+        limits = PlanLimits(max_model_rounds=None, assume_price=PRICE)
+        return Agent(self, tools=[work, toil], retry=retry, limits=limits)
 
     async def run(self, budget: Budget | None) -> None:
-        """One run: under the limits of the case, or under a budget that has them."""
-        result = await self.agent().run("Go on.", limits=None if budget else self._limits(), budget=budget)
+        """One run: under the limits of the case, or under a budget that has them. Depth is always a run's own."""
+        own = self._limits() if budget is None or self.case.levels else None
+        result = await self.agent().run("Go on.", limits=own, budget=budget)
         with self._lock:
             self.results.append(result)
 
@@ -212,14 +222,19 @@ class World:
     def _limits(self) -> PlanLimits:
         return self.case.limits()
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, level: int) -> None:
         with self._lock:
             self.tools[name] += 1
+            self.deepest = max(self.deepest, level)
 
 
 def _limits(limits: PlanLimits) -> Callable[[], PlanLimits]:
     rounds = None if limits.max_model_rounds == PlanLimits().max_model_rounds else limits.max_model_rounds
     return lambda: replace(limits, max_model_rounds=rounds)
+
+
+def _two_rounds() -> PlanLimits:
+    return PlanLimits(max_model_rounds=2)
 
 
 def _due_soon() -> PlanLimits:
@@ -230,7 +245,9 @@ def _price_of_admitted(world: World) -> Decimal:
     return world.admitted_tokens * PRICE.output_per_million / 1_000_000
 
 
-_DOLLARS = _limits(PlanLimits(max_cost=Decimal("0.9"), assume_price=PRICE))
+def _dollars(amount: str) -> Callable[[], PlanLimits]:
+    return _limits(PlanLimits(max_cost=Decimal(amount), assume_price=PRICE))
+
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -275,8 +292,8 @@ CASES: dict[str, Case] = {
         Case(
             name="max_tokens (dense)",
             unit="tokens, twice the estimate",
-            limits=_limits(PlanLimits(max_tokens=150_000)),
-            allowed=150_000,
+            limits=_limits(PlanLimits(max_tokens=12_000)),
+            allowed=12_000,
             used=lambda world: world.tokens,
             bound=lambda world: world.admitted_tokens,
             bytes_per_token=1.5,
@@ -292,15 +309,15 @@ CASES: dict[str, Case] = {
         Case(
             name="max_cost",
             unit="US dollars, none underestimated",
-            limits=_DOLLARS,
+            limits=_dollars("0.9"),
             allowed=Decimal("0.9"),
             used=lambda world: world.cost,
         ),
         Case(
             name="max_cost (dense)",
             unit="US dollars, twice the estimate",
-            limits=_DOLLARS,
-            allowed=Decimal("0.9"),
+            limits=_dollars("0.05"),
+            allowed=Decimal("0.05"),
             used=lambda world: world.cost,
             bound=_price_of_admitted,
             bytes_per_token=1.5,
@@ -322,6 +339,14 @@ CASES: dict[str, Case] = {
             used=lambda world: world.seconds,
             bound=lambda _: PATIENCE_SECONDS,
             naps=True,
+        ),
+        Case(
+            name="max_depth",
+            unit="levels below the run",
+            limits=_limits(PlanLimits(max_model_rounds=2, max_depth=3)),
+            allowed=3,
+            used=lambda world: world.deepest,
+            levels=6,
         ),
     )
 }

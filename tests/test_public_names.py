@@ -9,7 +9,6 @@ import endstop
 PUBLIC_NAMES = [
     "Agent",
     "AgentResult",
-    "Answer",
     "AskUser",
     "Budget",
     "Cancelled",

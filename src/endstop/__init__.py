@@ -54,7 +54,7 @@ from endstop._messages import (
     Usage,
     UserMessage,
 )
-from endstop._pauses import Answer, Decision, Pause
+from endstop._pauses import Decision, Pause
 from endstop._prices import GenaiPrices
 from endstop._results import AgentResult, Ending
 from endstop._stages import PostModel, Retrieval, Retrieved
@@ -67,7 +67,6 @@ from endstop.models.base import Delta, Model, ModelRequest
 __all__ = [
     "Agent",
     "AgentResult",
-    "Answer",
     "AskUser",
     "Budget",
     "Cancelled",

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         Message,
         Prompt,
     )
-    from endstop._pauses import Answer
     from endstop._state import RunState
 
 _TEXT = cast("type[Any]", str)  # the output type of an agent that is given none, as the type variable's default says
@@ -179,16 +178,16 @@ class Agent(Generic[OutputT]):
         self,
         run: AgentResult[object] | RunState,
         *,
-        answers: Mapping[str, Answer] | None = None,
+        answers: Mapping[str, object] | None = None,
         limits: PlanLimits | None = None,
         budget: Budget | None = None,
         deps: object = None,
     ) -> RunStream[OutputT]:
         """Go on with a run that paused, or that a limit, a loop, an error or a cancellation ended, and stream it.
 
-        What was spent stays spent and what was done is not done again. `answers` are by pause id; one
-        is enough to go on. After a limit, `limits` must allow more of what was used up; without
-        `limits` the run keeps those it had.
+        What was spent stays spent and what was done is not done again. `answers` are by pause id (JSON,
+        or a `Decision` for an approval); one is enough to go on. After a limit, `limits` must allow more
+        of what was used up; without `limits` the run keeps those it had.
 
         Raises:
             ResumeError: the run is completed, the limit that ended it is not higher, or an answer is
@@ -202,7 +201,7 @@ class Agent(Generic[OutputT]):
         self,
         run: AgentResult[object] | RunState,
         *,
-        answers: Mapping[str, Answer] | None = None,
+        answers: Mapping[str, object] | None = None,
         limits: PlanLimits | None = None,
         budget: Budget | None = None,
         deps: object = None,

@@ -8,6 +8,7 @@ parallel calls and children cannot overrun a limit between them.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, TypeAlias
 
 from endstop._errors import ConfigError
-from endstop._limits import LimitHit, PlanLimits, Spent
+from endstop._limits import LimitHit, PlanLimits, Price, Spent
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -62,6 +63,7 @@ class Budget:
         "_started_at",
         "_taken",
         "_unwarned",
+        "_working",
         "answer_seconds",
         "limits",
         "parent",
@@ -78,7 +80,9 @@ class Budget:
         self._taken = self._spent.copy()
         self._price_source = spent.price_source if spent else None
         self._earlier_seconds = spent.seconds if spent else 0.0
-        self._started_at: float | None = None
+        # How much works in this scope now, and since when: what it was given and every scope below it.
+        self._working = 0
+        self._started_at = 0.0
         self._unwarned = self._warning_marks()
         # What the run of this scope keeps for its final answer: the runs below it must end before.
         self.answer_seconds = 0.0
@@ -178,19 +182,24 @@ class Budget:
         return due
 
     def start_clock(self, now: float) -> None:
-        """Working time runs on from `now`, here and in the scopes above that stand still."""
-        for scope in self._chain:
-            if scope._started_at is None:
-                scope._started_at = now
+        """Something works from `now` on: working time runs, here and in the scopes above."""
+        with self._lock:
+            for scope in self._chain:
+                if not scope._working:
+                    scope._started_at = now
+                scope._working += 1
 
     def stop_clock(self, now: float) -> None:
-        """Working time of this scope stands still until the clock is started again."""
-        self._earlier_seconds = self.working_seconds(now)
-        self._started_at = None
+        """It works no more: working time stands still, here and in the scopes above where nothing else works."""
+        with self._lock:
+            for scope in self._chain:
+                scope._working -= 1
+                if not scope._working:
+                    scope._earlier_seconds += now - scope._started_at
 
     def working_seconds(self, now: float) -> float:
         """Seconds of work in this scope until `now`."""
-        return self._earlier_seconds + (0.0 if self._started_at is None else now - self._started_at)
+        return self._earlier_seconds + (now - self._started_at if self._working else 0.0)
 
     def time_left(self, now: float, wall: Callable[[], datetime]) -> TimeLeft | None:
         """The time left until the first time limit here or above, less what runs above keep for their final answers."""
@@ -206,6 +215,11 @@ class Budget:
                 left, due = (deadline - wall()).total_seconds(), deadline.timestamp()
                 lefts.append(TimeLeft(seconds=left - kept, limit="deadline", used=due - left, allowed=due))
         return min(lefts, key=lambda left: left.seconds, default=None)
+
+    @property
+    def assume_price(self) -> Price | None:
+        """What a model without a known price is charged: the price assumed here, or in the nearest scope above."""
+        return next((s.limits.assume_price for s in self._chain if s.limits.assume_price is not None), None)
 
     def name_price_source(self, source: str) -> None:
         """Remember which table priced the tokens, here and above."""
@@ -234,15 +248,20 @@ class Budget:
                 taken[unit] += amount
                 spent[unit] += amount
 
-    def _warning_marks(self) -> dict[str, tuple[float, Number | float]]:
+    def _warning_marks(self) -> dict[str, tuple[Number | float, Number | float]]:
         """Where each limit is to be warned of: its share, and the whole. What has passed it before is left out."""
-        share = self.limits.warn_at
-        if share is None:
+        warn_at = self.limits.warn_at
+        if warn_at is None:
             return {}
-        bounds: dict[str, Number | float] = {unit: bound for unit, bound in self._allowed.items() if bound}
+        # 0.1 is a tenth here: as a float it is a little more, and a mark that is reached exactly would be missed.
+        share = Decimal(str(warn_at))
+        marks: dict[str, tuple[Number | float, Number | float]] = {
+            unit: (bound * share if isinstance(bound, Decimal) else math.ceil(bound * share), bound)
+            for unit, bound in self._allowed.items()
+            if bound
+        }
         if self.limits.max_seconds:
-            bounds["seconds"] = self.limits.max_seconds
-        marks = {unit: (float(bound) * share, bound) for unit, bound in bounds.items()}
+            marks["seconds"] = (self.limits.max_seconds * warn_at, self.limits.max_seconds)
         used: dict[str, Number | float] = {**self._spent, "seconds": self._earlier_seconds}
         return {unit: mark for unit, mark in marks.items() if used.get(unit, 0) < mark[0]}
 
@@ -278,16 +297,21 @@ class Hold:
         return self.budget.split(self, amounts)
 
 
-def usage_amounts(usage: Usage, cost: Decimal | None, *, reserved_tokens: int = 0) -> dict[str, Number]:
-    """A request's usage as the amounts to settle; `reserved_tokens` is what had been held for it."""
+def usage_amounts(
+    usage: Usage, cost: Decimal | None, *, reserved_tokens: int = 0, reserved_output_tokens: int = 0
+) -> dict[str, Number]:
+    """A request's usage as the amounts to settle; `reserved_tokens`, output in it, had been held (0: nothing was)."""
     tokens = usage.input_tokens + usage.output_tokens
     amounts: dict[str, Number] = {"tokens": tokens, "output_tokens": usage.output_tokens}
     if cost is not None:
         amounts["cost"] = cost
     if not usage.measured:
         amounts["unmeasured"] = 1
-    if reserved_tokens and tokens > reserved_tokens:
-        amounts["underestimated_tokens"] = tokens - reserved_tokens
+    over = tokens - reserved_tokens
+    if reserved_output_tokens:
+        over = max(over, usage.output_tokens - reserved_output_tokens)
+    if reserved_tokens and over > 0:
+        amounts["underestimated_tokens"] = over
     return amounts
 
 

@@ -25,29 +25,31 @@ class Leg:
     async def drive(self) -> None:
         """Work within the time there is, end, and tell how."""
         with self._run as run:
-            await run.emit(self._first)
+            run.tell(self._first)
             while run.state.stop_reason is None:
                 with run.working_time() as clock:
                     await _work(run)
-                if clock.cancelled_caught:
+                if clock.cancelled_caught or run.is_cancelled:
                     run.work_was_cut()
             if run.state.stop_reason != "cancelled":
                 _tell_end(run)
 
 
 def _tell_end(run: Run) -> None:
-    ending = run.result().ending
-    if ending is not None and run.state.stop_reason != "paused":
-        run.tell(Truncated(ending=ending))
     result = run.result()
-    if result.truncated and run.state.limits.on_limit == "raise":
-        raise LimitExceeded(ending or result.ending, result)
+    if result.truncated and result.ending is not None:
+        run.tell(Truncated(ending=result.ending))
+        result = run.result()
+        if result.ending is not None and run.state.limits.on_limit == "raise":
+            raise LimitExceeded(result.ending, result)
     run.tell(Done(result=result))
 
 
 async def _work(run: Run) -> None:
     """The loop: decide the next step from the state, do it, until the run is over."""
     while not isinstance(step := next_step(run.state, run.plan), Finish):
+        if run.is_cancelled:
+            return
         match step:
             case Recall(retrieval=retrieval):
                 await run.recall(retrieval)
@@ -61,5 +63,5 @@ async def _work(run: Run) -> None:
                 raise OutputInvalid(step.problem)
             case _:
                 assert_never(step)
-    await run.apply_extractions()
     run.state.stop_reason = step.stop_reason
+    await run.apply_extractions()

@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from endstop._messages import JsonObject, JsonValue
+    from endstop._messages import JsonObject
     from endstop._results import AgentResult, Ending
     from endstop._state import RunState
 
@@ -185,7 +185,7 @@ class LimitExceeded(RunError):
 
     code: ClassVar[str] = "limit_exceeded"
 
-    def __init__(self, ending: Ending, result: AgentResult[JsonValue]) -> None:
+    def __init__(self, ending: Ending, result: AgentResult[object]) -> None:
         self.ending = ending
         self.result = result
         super().__init__(ending.reason)

@@ -24,20 +24,24 @@ class ContextSize:
     """The input tokens of the next request of one conversation, whose requests carry a frame beside it.
 
     What the provider measured for the newest turn is taken as it is; only what was added since is
-    estimated. Each message is looked at once, so the cost a round does not grow with the history.
+    estimated. The first `earlier` messages are of another conversation: what was measured there was
+    measured with another frame, so that they are estimated. Each message is looked at once, so the
+    cost a round does not grow with the history.
     """
 
-    __slots__ = ("_counted", "_tokens")
+    __slots__ = ("_counted", "_earlier", "_tokens")
 
-    def __init__(self, frame_tokens: int) -> None:
+    def __init__(self, frame_tokens: int, earlier: int = 0) -> None:
         self._counted = 0
+        self._earlier = earlier
         self._tokens = frame_tokens
 
     def of(self, messages: Sequence[Message]) -> int:
         """The estimate for the conversation, which has only grown since it was last asked for."""
-        for message in messages[self._counted :]:
-            if isinstance(message, ModelTurn) and message.usage is not None and message.usage.measured:
-                self._tokens = message.usage.input_tokens + message.usage.output_tokens
+        for index, message in enumerate(messages[self._counted :], self._counted):
+            usage = message.usage if isinstance(message, ModelTurn) and index >= self._earlier else None
+            if usage is not None and usage.measured:
+                self._tokens = usage.input_tokens + usage.output_tokens
             else:
                 self._tokens += message_tokens(message)
         self._counted = len(messages)

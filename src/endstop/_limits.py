@@ -142,16 +142,13 @@ class PlanLimits:
         if self.assume_price is not None:
             _check_type("assume_price", self.assume_price, Price, "use a Price(...), or None")
 
-    @property
-    def answer_seconds_held(self) -> float:
-        """Seconds of the time limit that are held back for the final answer; 0 where none is."""
+    def seconds_for_answer(self, seconds_left: float) -> float:
+        """How many of the seconds that are left are kept for the final answer; 0 where none is asked for."""
         if self.on_limit != "answer":
             return 0.0
         if self.answer_seconds is not None:
             return self.answer_seconds
-        if self.max_seconds is None:
-            return ANSWER_SECONDS_MAX if self.deadline is not None else 0.0
-        return min(self.max_seconds * ANSWER_SECONDS_SHARE, ANSWER_SECONDS_MAX)
+        return min(max(seconds_left, 0.0) * ANSWER_SECONDS_SHARE, ANSWER_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,13 +279,9 @@ def _finite(text: str) -> float:
 
 
 def _clean_part(part: Part) -> Part:
-    match part:
-        case TextPart():
-            return replace(part, text=clean_text(part.text))
-        case FilePart():
-            return replace(part, name=clean_text(part.name))
-        case ImagePart():
-            return part
+    if isinstance(part, TextPart):
+        return replace(part, text=clean_text(part.text))
+    return replace(part, name=clean_text(part.name)) if isinstance(part, FilePart) else part
 
 
 def _check_one_source(kind: str, url: str | None, data: bytes | None) -> None:

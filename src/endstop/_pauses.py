@@ -16,15 +16,18 @@ What runs and what does not is a contract:
 
 from __future__ import annotations
 
+import json
+import reprlib
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
+from urllib.parse import unquote
 
 from endstop._errors import ResumeError
-from endstop._messages import JsonObject, JsonValue, ToolCall
+from endstop._messages import MAX_ARGUMENT_DEPTH, JsonObject, JsonValue, ToolCall, parse_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from endstop._errors import Interrupt
     from endstop._state import RunState
@@ -68,13 +71,9 @@ class Decision:
         answer: JsonObject = {"type": self.type}
         if self.arguments is not None:
             answer["arguments"] = self.arguments
-        if self.message:
+        if self.message or self.type == "respond":
             answer["message"] = self.message
         return answer
-
-
-Answer: TypeAlias = JsonValue | Decision
-"""What a person may answer: JSON that fits the pause's schema, or a `Decision` for an approval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,6 @@ def interrupt_pause(
     call: ToolCall, interrupt: Interrupt, *, run_id: str, path: tuple[str, ...], number: int, now: datetime
 ) -> Pause:
     """The pause of a tool that raised `Interrupt`; `number` counts those of this call."""
-    seconds = interrupt.expires_in_seconds
     return Pause(
         pause_id=f"{run_id}:{call.call_id}:{number}",
         kind="ask_user" if interrupt.asks_user else "interrupt",
@@ -112,18 +110,18 @@ def interrupt_pause(
         call_id=call.call_id,
         path=path,
         answer_schema=interrupt.schema,
-        expires_at=None if seconds is None else now + timedelta(seconds=seconds),
+        expires_at=_expiry(now, interrupt.expires_in_seconds),
     )
 
 
-def answer_pauses(state: RunState, answers: Mapping[str, Answer], now: datetime) -> None:
+def answer_pauses(state: RunState, answers: Mapping[str, object], now: datetime) -> None:
     """Note the answers in the state, its paused children included. All are checked before any is noted.
 
     Raises:
         ResumeError: an id is foreign, used or expired, or an answer does not fit its schema.
     """
     waiting = {pause.pause_id: pause for pause in state.pauses}
-    plain = {pause_id: _plain(answer) for pause_id, answer in answers.items()}
+    plain = {pause_id: _plain(pause_id, answer) for pause_id, answer in answers.items()}
     for pause_id, answer in plain.items():
         pause = waiting.get(pause_id)
         if pause is None:
@@ -132,7 +130,8 @@ def answer_pauses(state: RunState, answers: Mapping[str, Answer], now: datetime)
             raise ResumeError(f"the pause {pause_id!r} expired at {pause.expires_at.isoformat()}; it takes no answer")
         problem = schema_problem(pause.answer_schema, answer)
         if problem is not None:
-            raise ResumeError(f"the answer {answer!r} to the pause {pause_id!r} does not fit its schema: {problem}")
+            what = f"the answer {reprlib.repr(answer)} to the pause {pause_id!r} does not fit its schema: {problem}"
+            raise ResumeError(f"{what}; use a Decision" if pause.kind == "approval" else what)
     for pause_id, answer in plain.items():
         _note(state, pause_id, answer)
 
@@ -150,17 +149,22 @@ def schema_problem(schema: JsonObject | None, value: JsonValue) -> str | None:
         return None
     import jsonschema
 
+    stray = _stray_reference(schema)
+    if stray is not None:
+        return f"the schema itself is wrong: {stray}"
     try:
-        jsonschema.validate(value, schema)
+        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
     except jsonschema.ValidationError as error:
         return error.message
     except jsonschema.SchemaError as error:
         return f"the schema itself is wrong: {error.message}"
+    except RecursionError:
+        return _ENDLESS
     return None
 
 
 def bad_schema(schema: JsonObject | None) -> str | None:
-    """Why this is no JSON schema; `None` where it is one."""
+    """Why this is no JSON schema that an answer can be checked against; `None` where it is one."""
     if schema is None:
         return None
     import jsonschema
@@ -169,7 +173,7 @@ def bad_schema(schema: JsonObject | None) -> str | None:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         return error.message
-    return None
+    return _stray_reference(schema) or (_ENDLESS if schema_problem(schema, None) == _ENDLESS else None)
 
 
 def _note(state: RunState, pause_id: str, answer: JsonValue) -> None:
@@ -187,8 +191,26 @@ def _note(state: RunState, pause_id: str, answer: JsonValue) -> None:
         state.replies[pause.call_id] = replace(reply, answers=(*reply.answers, answer))
 
 
-def _plain(answer: Answer) -> JsonValue:
-    return answer.to_answer() if isinstance(answer, Decision) else answer
+def _plain(pause_id: str, answer: object) -> JsonValue:
+    """The answer as JSON data that a state can hold; callers are not all type-checked."""
+    given = answer.to_answer() if isinstance(answer, Decision) else answer
+    remedy = f"numbers must be finite, and nesting at most {MAX_ARGUMENT_DEPTH} deep"
+    try:
+        document, invalid = parse_arguments(json.dumps({"answer": given}))
+    except (TypeError, ValueError, RecursionError) as error:
+        invalid, document, remedy = "", {}, str(error)
+    if invalid is not None:
+        what = f"the answer {reprlib.repr(given)} to the pause {pause_id!r}"
+        raise ResumeError(f"{what} is neither JSON nor a Decision: {remedy}")
+    return document["answer"]
+
+
+def _expiry(now: datetime, seconds: float | None) -> datetime | None:
+    """When an answer is no longer taken; a time that no calendar has never comes."""
+    try:
+        return None if seconds is None else now + timedelta(seconds=seconds)
+    except (OverflowError, ValueError):
+        return None
 
 
 def _why_not(pause_id: str, state: RunState) -> str:
@@ -199,20 +221,19 @@ def _why_not(pause_id: str, state: RunState) -> str:
 
 
 def _decision_schema(parameters: JsonObject) -> JsonObject:
-    """What may be answered to an approval; `edit` must bring arguments that fit the tool."""
-    arguments = dict(parameters)
-    definitions = arguments.pop("$defs", None)
+    """What may be answered to an approval; `edit` must bring arguments that fit the tool.
+
+    Parameters that are no sound schema bind nobody here; the tool itself checks what it is given.
+    """
+    sound = bad_schema(parameters) is None
     message: JsonObject = {"type": "string"}
     forms: list[JsonValue] = [
         _form("approve", {}, []),
-        _form("edit", {"arguments": arguments}, ["arguments"]),
+        _form("edit", {"arguments": {"$ref": _ARGUMENTS}}, ["arguments"]),
         _form("reject", {"message": message}, []),
         _form("respond", {"message": message}, ["message"]),
     ]
-    schema: JsonObject = {"anyOf": forms}
-    if definitions is not None:
-        schema["$defs"] = definitions
-    return schema
+    return {"anyOf": forms, "$defs": {"arguments": _moved(parameters) if sound else {"type": "object"}}}
 
 
 def _form(type_: str, properties: JsonObject, required: list[JsonValue]) -> JsonObject:
@@ -222,3 +243,53 @@ def _form(type_: str, properties: JsonObject, required: list[JsonValue]) -> Json
         "required": ["type", *required],
         "additionalProperties": False,
     }
+
+
+_ARGUMENTS = "#/$defs/arguments"
+_ENDLESS = "the schema itself is wrong: it refers to itself without end"
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def _stray_reference(schema: JsonObject) -> str | None:
+    """What is wrong with a reference that leads to no schema inside this one: nothing is ever fetched for it."""
+    for reference in _references({**schema, "$id": None}):
+        if not _leads_to_a_schema(schema, reference):
+            return f"the reference {reference!r} leads to no schema inside it"
+    return None
+
+
+def _references(value: JsonValue) -> Iterator[str]:
+    """Every reference in a schema. An `$id` is one: it would change where the references beside it begin."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(inner, str) and (key in _REFERENCES or key == "$id"):
+                yield inner
+            else:
+                yield from _references(inner)
+
+
+def _leads_to_a_schema(schema: JsonObject, reference: str) -> bool:
+    place: JsonValue = schema if reference == "#" or reference.startswith("#/") else None
+    for part in unquote(reference).split("/")[1:]:
+        inside = {str(at): item for at, item in enumerate(place)} if isinstance(place, list) else place
+        place = inside.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(inside, dict) else None
+    return isinstance(place, dict | bool)
+
+
+def _moved(parameters: JsonObject) -> JsonObject:
+    """The schema as it stands at `_ARGUMENTS`: its references follow it there."""
+
+    def move(value: JsonValue) -> JsonValue:
+        if isinstance(value, list):
+            return [move(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: _ARGUMENTS + inner[1:] if key in _REFERENCES and isinstance(inner, str) else move(inner)
+            for key, inner in value.items()
+        }
+
+    return {key: move(inner) for key, inner in parameters.items() if key not in ("$id", "$schema")}

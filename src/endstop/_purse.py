@@ -91,7 +91,9 @@ class Purse:
             output = turn_tokens(turn) if turn is not None else int(written / BYTES_PER_TOKEN)
             usage = Usage(input_tokens=self._size.of(messages), output_tokens=output, measured=False)
         cost = None if self._price is None else self._price.cost(usage)
-        hold.settle(_calls(hold) | usage_amounts(usage, cost, reserved_tokens=int(hold.amounts.get("tokens", 0))))
+        held_tokens, held_output = (int(hold.amounts.get(unit, 0)) for unit in ("tokens", "output_tokens"))
+        used = usage_amounts(usage, cost, reserved_tokens=held_tokens, reserved_output_tokens=held_output)
+        hold.settle(_calls(hold) | used)
 
     def settle_refused(self, hold: Hold) -> None:
         """Charge a request that was refused before anything was written: the call, and no tokens."""
@@ -183,7 +185,7 @@ def _price(plan: Plan, budget: Budget) -> Pricing | None:
     limited = budget.left("cost")[0] is not None
     if plan.prices is None and not limited:
         return None
-    price = (plan.prices or GenaiPrices()).price_of(plan.model.name) or budget.limits.assume_price
+    price = (plan.prices or GenaiPrices()).price_of(plan.model.name) or budget.assume_price
     if price is None:
         if limited:
             raise PriceUnknown(plan.model.name)

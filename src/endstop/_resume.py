@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from endstop._messages import Message
-    from endstop._pauses import Answer
 
 
 def fresh_state(prompt: object, *, history: Sequence[Message], limits: PlanLimits, run_id: str, agent: str) -> RunState:
@@ -34,7 +33,7 @@ def fresh_state(prompt: object, *, history: Sequence[Message], limits: PlanLimit
 
 
 def resumed_state(
-    ended: RunState, *, limits: PlanLimits | None, answers: Mapping[str, Answer], now: datetime
+    ended: RunState, *, limits: PlanLimits | None, answers: Mapping[str, object], now: datetime
 ) -> RunState:
     """A state of its own in which the run goes on; `ended` stays as it is.
 
@@ -46,7 +45,10 @@ def resumed_state(
     _check(state, limits or state.limits, answers)
     answer_pauses(state, answers, now)
     state.limits = limits or state.limits
-    if not pending_calls(state.messages) and (state.wrap_up != "none" or isinstance(state.messages[-1], ModelTurn)):
+    if state.wrap_up_at is not None:
+        # The answer that the limit forced is the result's. Seeing it, a model repeats it instead of going on.
+        del state.messages[state.wrap_up_at :]
+    if not pending_calls(state.messages) and isinstance(state.messages[-1], ModelTurn):
         text = "You may go on now: tools can be called again. Continue, and give the whole answer when you have it."
         state.messages.append(UserMessage(content=text, source="kernel"))
     reopen(state)
@@ -57,10 +59,11 @@ def reopen(state: RunState) -> None:
     """Take back what ended the run. Whoever goes on after a loop has looked at it: it is counted anew."""
     if state.hit is not None and state.hit.limit == LOOP:
         state.loops = LoopState()
+    state.wrap_up_at = None
     state.hit, state.wrap_up, state.unrun, state.note, state.stop_reason = None, "none", [], "", None
 
 
-def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, Answer]) -> None:
+def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, object]) -> None:
     if state.stop_reason == "completed":
         raise ResumeError("the run is completed: start a new one with history=result.messages")
     if state.stop_reason == "paused" and not answers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from endstop._budget import Budget, Hold
+from endstop._budget import Budget, Hold, TimeLeft
 from endstop._envelope import EnvelopeFilter
 from endstop._errors import ModelError, RunError
 from endstop._estimate import turn_tokens
@@ -35,7 +35,7 @@ from endstop._loops import Action, Outcome, ToolBatch
 from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pending_calls, text_of
 from endstop._pauses import Reply, close_pauses
 from endstop._purse import Purse
-from endstop._results import AgentResult, limit_reason
+from endstop._results import AgentResult
 from endstop._steps import CallModel, Plan, RunTools, conclude
 from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls
 from endstop.models.base import Delta, ModelRequest
@@ -75,9 +75,12 @@ class Run:
         self.queue = queue
         self._deps = place.deps
         self._purse = Purse(plan, state.limits, budget)
-        budget.answer_seconds = state.limits.answer_seconds_held if self._purse.keeps_reserve else 0.0
+        left = self._time_left()
+        if self._purse.keeps_reserve and left is not None:
+            budget.answer_seconds = state.limits.seconds_for_answer(left.seconds)
         self._clock = anyio.CancelScope()
-        self._cancelled = False
+        self._alarm = math.inf
+        self.is_cancelled = False
         self._call_ids = {c.call_id for m in state.messages if isinstance(m, ModelTurn) for c in m.tool_calls}
         self._untold: list[LimitHit] = []
         self._shop = Workshop(
@@ -104,7 +107,7 @@ class Run:
                 self.sync()
                 error.state = self.state.copy()
             self.tell(ErrorEvent(error=str(error), code=getattr(error, "code", type(error).__name__)))
-        elif error is not None or self._cancelled:
+        elif error is not None or self.state.stop_reason == "cancelled":
             self.state.stop_reason = "cancelled"
             self._give_up_pauses()
             self.tell(Cancelled(result=self.result()))
@@ -125,9 +128,8 @@ class Run:
         object.__setattr__(event, "round", self.state.round)
         self.queue.put(event)
 
-    async def emit(self, event: Event) -> None:
-        """Tell the caller, and wait where it is far behind."""
-        self.tell(event)
+    async def _let_reader_catch_up(self) -> None:
+        """Wait where the caller is far behind; done where nothing is lost if the run is cut off meanwhile."""
         if self.queue.is_full:
             await self.queue.room()
 
@@ -148,48 +150,64 @@ class Run:
     def working_time(self) -> anyio.CancelScope:
         """The scope that work is done in: it is cancelled when the time for it is up.
 
-        Ordinary work leaves the seconds that are held for the final answer.
+        Ordinary work leaves the seconds that are kept for the final answer.
         """
-        self._clock = anyio.CancelScope(deadline=self._deadline())
-        if self._cancelled:
+        self._clock = anyio.CancelScope()
+        self._set_alarm()
+        if self.is_cancelled:
             self._clock.cancel()
         return self._clock
 
     def cancel(self) -> None:
         """End the work now; the run is cancelled, not out of time."""
-        self._cancelled = True
+        self.is_cancelled = True
         self._clock.cancel()
 
     def work_was_cut(self) -> None:
         """Note what ended the work: the caller, a time limit, or the time of the final answer."""
-        if self._cancelled:
+        if self.state.stop_reason is None and self.is_cancelled:
             self.state.stop_reason = "cancelled"
-            return
-        left = self.budget.time_left(time.monotonic(), self.plan.effects.now)
+        elif self.state.stop_reason is None:
+            self._note_time()
+
+    def is_late(self) -> bool:
+        """Whether the time for the work that is going on is up; it is noted then.
+
+        Nothing can cancel code that never waits, so this is asked before each step as well.
+        """
+        late = time.monotonic() >= self._alarm
+        if late:
+            self._note_time()
+        return late
+
+    def _note_time(self) -> None:
+        """The time is up: that ends the run, or the final answer that it was kept for."""
+        left = self._time_left()
         if self.state.hit is not None:
-            self.state.note = "the time was up before the final answer was there"
+            self.state.note = _TOO_LATE
+            self.state.wrap_up = "asked"
         elif left is not None:
             self._stop_at(left.hit())
 
-    def _deadline(self) -> float:
-        left = self.budget.time_left(time.monotonic(), self.plan.effects.now)
-        if left is None or self.state.wrap_up == "answered":
-            return math.inf
-        held = 0.0
-        if self.state.hit is None and self._purse.keeps_reserve:
-            held = self.budget.answer_seconds
-        # Once the last answer was asked for and cut off, what is left to do waits for nobody.
-        if self.state.note and self.state.wrap_up == "asked":
-            return math.inf
-        return anyio.current_time() + max(left.seconds - held, 0.0)
+    def _set_alarm(self) -> None:
+        left = self._time_left()
+        # A last answer that was given, or asked for and cut off, leaves nothing to do that takes time.
+        done = self.state.wrap_up == "answered" or self.state.note == _TOO_LATE
+        if left is None or done:
+            seconds = math.inf
+        else:
+            kept = self.budget.answer_seconds if self.state.hit is None else 0.0
+            seconds = max(left.seconds - kept, 0.0)
+        self._alarm = time.monotonic() + seconds
+        self._clock.deadline = anyio.current_time() + seconds
 
-    def _seconds_left(self) -> float:
-        return self._clock.deadline - anyio.current_time()
+    def _time_left(self) -> TimeLeft | None:
+        return self.budget.time_left(time.monotonic(), self.plan.effects.now)
 
     def _stop_at(self, hit: LimitHit) -> None:
         if self.state.hit is None:
             self.state.hit = hit
-            self._clock.deadline = self._deadline()
+            self._set_alarm()
 
     # -- stages ------------------------------------------------------------------------------------
 
@@ -203,7 +221,7 @@ class Run:
             recalled = UserMessage(content=found.text, source="kernel")
             self.state.messages.insert(self.state.first_message, recalled)
         observe_recall(found.counts)
-        await self.emit(RetrievedEvent(counts=found.counts))
+        self.tell(RetrievedEvent(counts=found.counts))
 
     async def apply_extractions(self) -> None:
         """Hand the extraction operations that were not applied yet to the post-model stage."""
@@ -218,11 +236,14 @@ class Run:
 
     async def run_tools(self, step: RunTools) -> None:
         """Answer the calls of the newest turn, whatever happens: every one has a return in the history then."""
+        await self._let_reader_catch_up()
         newest = self.state.messages[-1]
         cut = isinstance(newest, ModelTurn) and newest.finish_reason == "length"
         batch = Batch(calls=step.calls, cut=cut, replies=self.state.replies)
         if step.refuse:
             close_pauses(self.state)
+        elif self.is_late():
+            return
         try:
             if not step.refuse:
                 await run_calls(batch, self._shop)
@@ -233,10 +254,10 @@ class Run:
         if batch.hit is not None and _ends_run(batch):
             self._stop_at(batch.hit)
         if not step.refuse:
-            await self._watch_for_loops(batch)
+            self._watch_for_loops(batch)
         if self.state.hit is None:
             self.state.unrun.clear()
-            await self._warn()
+            self._warn()
             if not batch.paused:
                 self._tell_model()
 
@@ -257,7 +278,7 @@ class Run:
             self.state.messages.append(answer)
         self.state.side_effects += [tool.name for tool in batch.started if not tool.read_only]
 
-    async def _watch_for_loops(self, batch: Batch) -> None:
+    def _watch_for_loops(self, batch: Batch) -> None:
         """Show the batch to the detector: a first finding is told to the model, one that goes on ends the run."""
         detector = self.plan.loops
         if detector is None or not batch.returns:
@@ -270,7 +291,7 @@ class Run:
             return
         rounds_left = self.budget.left("model_rounds")[0]
         nudged = not (finding.persistent or batch.paused or self.state.hit or rounds_left == 0)
-        await self.emit(LoopDetected(reason=finding.reason, repeats=finding.repeats, nudged=nudged))
+        self.tell(LoopDetected(reason=finding.reason, repeats=finding.repeats, nudged=nudged))
         if finding.persistent:
             self.state.note = self.state.note or finding.reason
             self._stop_at(LimitHit(limit=LOOP, used=finding.repeats, allowed=detector.policy.repeats))
@@ -310,6 +331,9 @@ class Run:
 
     async def call_model(self, step: CallModel) -> None:
         """Ask for a turn and add it to the history, or note the limit that is in the way."""
+        await self._let_reader_catch_up()
+        if self.is_late():
+            return
         hold = self._hold_final() if step.final else self._purse.hold_round(self.state.messages)
         if isinstance(hold, LimitHit):
             self._stop_at(hold)
@@ -332,8 +356,8 @@ class Run:
             return
         if turn is not None:
             self._take(turn, request)
-            await self.emit(UsageEvent(spent=self.budget.spent(time.monotonic()), limits=self.state.limits))
-            await self._warn()
+            self.tell(UsageEvent(spent=self.budget.spent(time.monotonic()), limits=self.state.limits))
+            self._warn()
 
     def repair(self, problem: str) -> None:
         """Tell the model what is wrong with its output."""
@@ -344,21 +368,17 @@ class Run:
     def _hold_final(self) -> Hold | LimitHit:
         """Hold what the final answer takes. That it is asked for is noted before, so that nothing buys it twice."""
         self.state.wrap_up = "asked"
-        reason = limit_reason(self.state.hit) if self.state.hit else "the run must end"
-        notice = (
-            f"You must stop here: {reason}. No tool can be called any more. Answer now, as well as you can, "
-            "from what you have found so far, and say plainly what is missing."
-        )
-        hold = self._purse.hold_final(self.state.messages, notice)
+        hold = self._purse.hold_final(self.state.messages, _WRAP_UP)
         if isinstance(hold, Hold):
-            self.state.messages.append(UserMessage(content=notice, source="kernel"))
+            self.state.wrap_up_at = len(self.state.messages)
+            self.state.messages.append(UserMessage(content=_WRAP_UP, source="kernel"))
         return hold
 
     async def _attempts(self, request: ModelRequest, hold: Hold) -> ModelTurn | None:
         """The turn, after as many paid attempts as the policy and the budget allow; `None` where a limit ended it."""
         attempt = 1
         while True:
-            await self.emit(RoundStarted(attempt=attempt, final=request.final))
+            self.tell(RoundStarted(attempt=attempt, final=request.final))
             try:
                 return await self._attempt(request, hold, attempt)
             except ModelError as error:
@@ -380,10 +400,14 @@ class Run:
         async def on_delta(delta: Delta) -> None:
             nonlocal written
             written += len(delta.text)
+            show(delta)
+            await self._let_reader_catch_up()
+
+        def show(delta: Delta) -> None:
             if delta.kind == "thinking":
-                await self.emit(Thinking(text=delta.text))
+                self.tell(Thinking(text=delta.text))
             elif text := envelope.feed(delta.text) if envelope is not None else delta.text:
-                await self.emit(TextDelta(text=text))
+                self.tell(TextDelta(text=text))
 
         async def ask() -> ModelTurn:
             return await self.plan.model.respond(request, on_delta)
@@ -392,9 +416,9 @@ class Run:
         try:
             turn = await self.plan.effects.step(key, ask)
             if turn.text and not written:
-                await on_delta(Delta(text=turn.text))
+                show(Delta(text=turn.text))
             if envelope is not None and (held := envelope.end()):
-                await self.emit(TextDelta(text=held))
+                self.tell(TextDelta(text=held))
             return self._opened(turn)
         except ModelError:
             refused = not written
@@ -412,8 +436,8 @@ class Run:
         if not error.retryable or attempt >= retry.max_attempts or asked_wait > retry.max_retry_after_seconds:
             raise error
         wait = retry.wait_seconds(attempt, asked_wait, random.random())
-        left = self.budget.time_left(time.monotonic(), self.plan.effects.now)
-        if left is not None and wait >= self._seconds_left():
+        left = self._time_left()
+        if left is not None and time.monotonic() + wait >= self._alarm:
             return left.hit()
         await anyio.sleep(wait)
         return self._purse.hold_again(hold)
@@ -472,10 +496,10 @@ class Run:
 
     # -- warnings and tool events ------------------------------------------------------------------
 
-    async def _warn(self) -> None:
+    def _warn(self) -> None:
         for hit in self.budget.due_warnings(time.monotonic()):
             self._untold.append(hit)
-            await self.emit(LimitWarning(hit=hit))
+            self.tell(LimitWarning(hit=hit))
 
     def _tell_model(self) -> None:
         if self._untold and self.state.limits.warn_model:
@@ -497,13 +521,16 @@ class Run:
             parent=self,
         )
 
-    async def _on_call(self, call: ToolCall) -> None:
-        await self.emit(ToolCallEvent(call=call))
+    def _on_call(self, call: ToolCall) -> None:
+        self.tell(ToolCallEvent(call=call))
 
-    async def _on_return(self, call: ToolCall, result: ToolReturn) -> None:
-        await self.emit(ToolResultEvent(call=call, result=result))
+    def _on_return(self, call: ToolCall, result: ToolReturn) -> None:
+        self.tell(ToolResultEvent(call=call, result=result))
 
 
+# Short, and without the name of the limit: small models write into their answer what stands here.
+_WRAP_UP = "No more tools can be called. Answer now, from the results above, as well as they allow."
+_TOO_LATE = "the time was up before the final answer was there"
 _STOPPED = "Stopped before it was done; it may have had an effect."
 
 

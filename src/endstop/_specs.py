@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -33,7 +32,9 @@ def load_agent(spec: str) -> Agent[object]:
         raise ConfigError("SPEC", spec, f"there is no file {place}")
     with _Loading(spec, place):
         module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-        found: object = functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), module)
+        found: object = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
     if found is None:
         agents = ", ".join(key for key, value in vars(module).items() if isinstance(value, Agent)) or "none"
         raise ConfigError("SPEC", spec, f"{place} has no {name!r}; the agents in it are: {agents}")
@@ -44,7 +45,8 @@ def load_agent(spec: str) -> Agent[object]:
             found = found()
     if not isinstance(found, Agent):
         kind = type(found).__name__
-        raise ConfigError("SPEC", spec, f"{name} gives a {kind}; name an endstop.Agent or a function that returns one")
+        remedy = f"name an endstop.Agent, or a function that returns one; {name} gives something of type {kind}"
+        raise ConfigError("SPEC", spec, remedy)
     return cast("Agent[object]", found)  # whatever its output is, the command line only shows it
 
 

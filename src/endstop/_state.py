@@ -38,8 +38,8 @@ class RunState:
     """All that is known of a run: what was said, what was spent, and why it must stop.
 
     `messages` is the whole history; the run's own part starts at `first_message`. `hit` is the limit
-    that ends the run, `wrap_up` whether the reserved final answer was asked for and had. `recalled`
-    says that the retrieval stage was run, `applied` up to which message extraction operations were
+    that ends the run, `wrap_up` whether the reserved final answer was asked for and had, from the
+    message `wrap_up_at` on. `recalled` says that the retrieval stage was run, `applied` up to which message extraction operations were
     applied. `pauses` is what people are asked and have not answered, `closed_pauses` the ids that take
     no answer any more, `replies` what was said by call id, and `children` the delegated runs that
     wait, by the id of the call that runs them. `loops` is what the loop detector remembers. `unrun`
@@ -58,6 +58,7 @@ class RunState:
     spent: Spent = field(default_factory=Spent)
     hit: LimitHit | None = None
     wrap_up: Literal["none", "asked", "answered"] = "none"
+    wrap_up_at: int | None = None
     repairs: int = 0
     recalled: bool = False
     applied: int = 0

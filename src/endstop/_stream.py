@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, cast
 import anyio
 
 from endstop._events import HIGH_WATER, Cancelled, Done, Event
-from endstop._results import AgentResult, OutputT
+from endstop._results import AgentResult, OutputT_co
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -98,7 +98,7 @@ class EventQueue:
         return event
 
 
-class RunStream(Generic[OutputT]):
+class RunStream(Generic[OutputT_co]):
     """A run that is going on: an async context manager that is iterated for its events.
 
     The last event is `done`, `error` (the exception is raised after it) or `cancelled`. Leaving the
@@ -116,7 +116,7 @@ class RunStream(Generic[OutputT]):
         return self._live.state
 
     @property
-    def result(self) -> AgentResult[OutputT]:
+    def result(self) -> AgentResult[OutputT_co]:
         """The run's result, also where it was cancelled or left early.
 
         Raises:
@@ -124,13 +124,13 @@ class RunStream(Generic[OutputT]):
         """
         if self._queue.result is None:
             raise RuntimeError("the run has no result: read the stream to its end first, and see what it raised")
-        return cast("AgentResult[OutputT]", self._queue.result)  # the events of a stream carry its own result
+        return cast("AgentResult[OutputT_co]", self._queue.result)  # the events of a stream carry its own result
 
     def cancel(self) -> None:
         """End the run now, in order: its last event is `cancelled` and carries what was done."""
         self._live.cancel()
 
-    async def __aenter__(self) -> RunStream[OutputT]:
+    async def __aenter__(self) -> RunStream[OutputT_co]:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._group.start_soon(self._run)
@@ -145,7 +145,7 @@ class RunStream(Generic[OutputT]):
         # The group is left as if nothing was raised, so that the caller's own exception leaves bare.
         await self._group.__aexit__(None, None, None)
 
-    def __aiter__(self) -> RunStream[OutputT]:
+    def __aiter__(self) -> RunStream[OutputT_co]:
         return self
 
     async def __anext__(self) -> Event:

@@ -270,8 +270,8 @@ class Workshop:
     budget: Budget
     effects: Effects
     context: Callable[[ToolCall, Reply], ToolContext[Any]]
-    on_call: Callable[[ToolCall], Awaitable[None]]
-    on_return: Callable[[ToolCall, ToolReturn], Awaitable[None]]
+    on_call: Callable[[ToolCall], None]
+    on_return: Callable[[ToolCall, ToolReturn], None]
 
 
 async def run_calls(batch: Batch, shop: Workshop) -> None:
@@ -305,9 +305,9 @@ async def run_calls(batch: Batch, shop: Workshop) -> None:
         if isinstance(result, Paused):
             batch.paused[job.call.call_id] = result
         else:
-            await _answer(batch, shop, job.call, replace(result, content=job.preface + result.content))
+            _answer(batch, shop, job.call, replace(result, content=job.preface + result.content))
 
-    jobs = [job for call in batch.calls if (job := await _accepted(call, batch, shop)) is not None]
+    jobs = [job for call in batch.calls if (job := _accepted(call, batch, shop)) is not None]
     if len(jobs) == 1:
         await finish(jobs[0])
     elif jobs:
@@ -326,14 +326,14 @@ class _Job:
     preface: str = ""
 
 
-async def _accepted(call: ToolCall, batch: Batch, shop: Workshop) -> _Job | None:
+def _accepted(call: ToolCall, batch: Batch, shop: Workshop) -> _Job | None:
     """The job of a call that may run now; any other is answered or paused here."""
     reply = batch.replies.get(call.call_id)
     if reply is None:
-        await shop.on_call(call)
+        shop.on_call(call)
     accepted = _accept(call, reply or _NO_REPLY, batch, shop)
     if isinstance(accepted, ToolReturn):
-        await _answer(batch, shop, call, accepted)
+        _answer(batch, shop, call, accepted)
         return None
     if isinstance(accepted, Paused):
         batch.paused[call.call_id] = accepted
@@ -342,9 +342,9 @@ async def _accepted(call: ToolCall, batch: Batch, shop: Workshop) -> _Job | None
     return accepted
 
 
-async def _answer(batch: Batch, shop: Workshop, call: ToolCall, result: ToolReturn) -> None:
+def _answer(batch: Batch, shop: Workshop, call: ToolCall, result: ToolReturn) -> None:
     batch.returns[call.call_id] = result
-    await shop.on_return(call, result)
+    shop.on_return(call, result)
 
 
 def render(value: object, max_chars: int = MAX_RESULT_CHARS) -> str:
@@ -365,8 +365,9 @@ def _json(value: object) -> str:
         return pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
     except pydantic_core.PydanticSerializationError:
         # Text that is no UTF-8 can be cleaned; what is no data raises again here.
-        data: JsonValue = pydantic_core.to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="strings")
-        return clean_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+        data: JsonValue = pydantic_core.to_jsonable_python(value, bytes_mode="base64")
+        cleaned: JsonValue = json.loads(clean_text(json.dumps(data, ensure_ascii=False)))
+        return pydantic_core.to_json(cleaned, inf_nan_mode="strings").decode()
 
 
 def _shown(call: ToolCall, tool: Tool, value: object) -> ToolReturn:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from endstop._errors import ConfigError
 from endstop._tools import toolbox
-from endstop.demo.library import MAX_HITS, QUOTE_CHARACTERS, SECTION_CHARACTERS, Library, split_document
+from endstop.demo.library import QUOTE_CHARACTERS, SECTION_CHARACTERS, Library, split_document
 
 LIMITS = """\
 # Limits
@@ -117,10 +117,12 @@ def test_search_gives_ids_the_best_first(library: Library) -> None:
     assert {line.partition(": ")[0] for line in lines} == {"limits.md#ladder", "limits.md#ladder-1"}
 
 
-@pytest.mark.parametrize(("limit", "hits"), [(1, 1), (0, 1), (-5, 1), (2, 2), (10**9, 2)])
-def test_search_keeps_its_limit_in_bounds(library: Library, limit: int, hits: int) -> None:
-    """A model may ask for any number of hits."""
-    assert len(library.search("ladder", limit).splitlines()) == hits <= MAX_HITS
+def test_search_gives_no_more_hits_than_it_is_made_for(folder: Path) -> None:
+    """How much a model reads is for whoever makes the library to say, not for the model."""
+    with Library.from_folder(folder, hits=1) as library:
+        assert len(library.search("ladder").splitlines()) == 1
+    with pytest.raises(ConfigError, match="hits=0"):
+        Library.from_folder(folder, hits=0)
 
 
 @pytest.mark.parametrize("query", ["", "  ", '"*()', "\x00", "\ud800", "!?", "𝄞"])
@@ -130,7 +132,8 @@ def test_a_query_without_words_says_so(library: Library, query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["ladder AND", "NEAR(ladder", '"ladder', "text:ladder", "ladder*", "-ladder", "ladder\x00", "ladder OR 1=1;--"]
+    "query",
+    ["ladder AND", "NEAR(ladder", '"ladder', "text:ladder", "ladder*", "-ladder", "ladder\x00", "ladder OR 1=1;--"],
 )
 def test_operators_have_no_meaning(library: Library, query: str) -> None:
     """What the full-text engine would take for syntax is text here."""
@@ -175,7 +178,8 @@ def test_open_gives_a_section(library: Library) -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling", [" `limits.md#ladder` ", "[limits.md#ladder]", "limits.md#Ladder", "LIMITS.md#ladder", "limits.md# Ladder"]
+    "spelling",
+    [" `limits.md#ladder` ", "[limits.md#ladder]", "limits.md#Ladder", "LIMITS.md#ladder", "limits.md# Ladder"],
 )
 def test_an_id_is_understood_in_the_spellings_that_models_give_it(library: Library, spelling: str) -> None:
     """A model copies ids with quotes and brackets, or writes the heading for the anchor."""
@@ -213,12 +217,22 @@ def test_an_unknown_id_is_answered_with_near_ones(library: Library) -> None:
         ("max_cost", "| `max_cost` | US dollars |"),
         ("answer. retries", "The last model round is **held back** for the final answer. Retries count too!"),
         ("3.5", "Version 3.5 is old."),
-        ("count", "Retries count too! ... - A tool call counts when it starts. ... - An `unknown` tool is not counted."),
+        ('"Version 3.5 is old..."', "Version 3.5 is old."),
+        ("...version 3.5 is o", "Version 3.5 is old."),
+        (
+            "count",
+            "Retries count too! ... - A tool call counts when it starts. ... - An `unknown` tool is not counted.",
+        ),
     ],
 )
 def test_quote_gives_whole_sentences_word_for_word(library: Library, phrase: str, quoted: str) -> None:
     """Case, line breaks and marks in the phrase do not matter; the quotation is the document's own, on one line."""
     assert library.quote("limits.md#rounds-and-calls", phrase) == f'"{quoted}" (limits.md#rounds-and-calls)'
+
+
+def test_a_sentence_is_quoted_once(library: Library) -> None:
+    """Also where the phrase stands in it more than once."""
+    assert library.quote("limits.md#ladder-1", "o") == '"A ladder of wood." (limits.md#ladder-1)'
 
 
 def test_a_long_quotation_is_cut(library: Library) -> None:
@@ -236,7 +250,7 @@ def test_a_phrase_that_is_not_there_is_not_quoted(library: Library) -> None:
     )
 
 
-@pytest.mark.parametrize("phrase", ["", " \n", "`*`"])
+@pytest.mark.parametrize("phrase", ["", " \n", "`*`", "..."])
 def test_an_empty_phrase_says_so(library: Library, phrase: str) -> None:
     """An empty phrase stands everywhere and tells nothing."""
     assert library.quote("limits.md", phrase) == "The phrase is empty. Give a few words that stand in the section."
@@ -274,7 +288,7 @@ def test_its_methods_are_tools(library: Library) -> None:
     parameters = {tool.name: tool.spec.parameters["properties"] for tool in tools}
     assert parameters.keys() == {"search", "open", "quote"}
     assert {name: set(properties) for name, properties in parameters.items()} == {
-        "search": {"query", "limit"},
+        "search": {"query"},
         "open": {"section_id"},
         "quote": {"section_id", "phrase"},
     }

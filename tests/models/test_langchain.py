@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import email.utils
 import json
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import anyio
-import httpx
 import pytest
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import (
@@ -22,11 +18,8 @@ from langchain_core.messages import (
     ToolMessage,
     message_chunk_to_message,
 )
-from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import Field
 
-from endstop._errors import ConfigError, ContextOverflow, ModelError
+from endstop._errors import ConfigError
 from endstop._messages import (
     FilePart,
     ImagePart,
@@ -41,101 +34,20 @@ from endstop._messages import (
     UserMessage,
 )
 from endstop._state import dump_messages, load_messages
-from endstop.models.base import Delta, ModelRequest
-from endstop.models.langchain import LangChainModel, model_error
+from endstop.models.base import ModelRequest
+from endstop.models.langchain import LangChainModel
+from tests.models.fake_langchain import (
+    QUESTION,
+    CappedChat,
+    FakeChat,
+    answer_of,
+    call_chunk,
+    ignore,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-Answer = AIMessage | list[AIMessageChunk] | Exception
-
-QUESTION = ModelRequest(messages=(UserMessage(content="What is an endstop?"),))
 SEARCH = ToolSpec(
     name="search", description="Searches.", parameters={"type": "object", "properties": {"q": {"type": "string"}}}
 )
-
-
-class FakeChat(BaseChatModel):
-    """A chat model that gives its answers in order and keeps what it was sent.
-
-    A list of chunks is streamed; a message is not, as by a chat model that cannot stream.
-    """
-
-    answers: list[Any]
-    sent: list[list[BaseMessage]] = Field(default_factory=list)
-    options: list[dict[str, Any]] = Field(default_factory=list)
-    model_name: str = "fake-1"
-
-    @property
-    def _llm_type(self) -> str:
-        return "fake"
-
-    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """Binds the tools as they are."""
-        return self.bind(tools=tools, **kwargs)
-
-    def _take(self, messages: list[BaseMessage], options: dict[str, Any]) -> Answer:
-        self.sent.append(messages)
-        self.options.append(options)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        raise NotImplementedError
-
-    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        answer = self._take(messages, kwargs)
-        if isinstance(answer, list):
-            whole = message_chunk_to_message(answer[0] + answer[1:])
-            assert isinstance(whole, AIMessage)
-            answer = whole
-        return ChatResult(generations=[ChatGeneration(message=answer)])
-
-
-class StreamingChat(FakeChat):
-    """A chat model that streams its chunks; an error among them is raised in its place."""
-
-    closed: list[bool] = Field(default_factory=list)
-
-    async def _astream(
-        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        try:
-            for chunk in self._take(messages, kwargs):
-                if isinstance(chunk, Exception):
-                    raise chunk
-                yield ChatGenerationChunk(message=chunk)
-                await asyncio.sleep(0)
-        finally:
-            self.closed.append(True)
-
-
-class CappedChat(FakeChat):
-    """A chat model with a cap on its answers, which it sends as an option."""
-
-    max_tokens: int | None = None
-
-    def _take(self, messages: list[BaseMessage], options: dict[str, Any]) -> Answer:
-        return super()._take(messages, options | {"max_tokens": self.max_tokens})
-
-
-class Heard(list[Delta]):
-    """The deltas that a model gave."""
-
-    async def __call__(self, delta: Delta) -> None:
-        self.append(delta)
-
-
-async def ignore(delta: Delta) -> None:
-    """Drops a delta."""
-
-
-async def answer_of(answer: Answer, request: ModelRequest = QUESTION) -> ModelTurn:
-    """The turn that an answer of the chat model becomes."""
-    chat = StreamingChat(answers=[answer]) if isinstance(answer, list) else FakeChat(answers=[answer])
-    return await LangChainModel(chat).respond(request, ignore)
 
 
 async def sent_for(request: ModelRequest) -> list[BaseMessage]:
@@ -143,16 +55,6 @@ async def sent_for(request: ModelRequest) -> list[BaseMessage]:
     chat = FakeChat(answers=[AIMessage("ok")])
     await LangChainModel(chat).respond(request, ignore)
     return chat.sent[0]
-
-
-def chunks(*texts: str, **last: Any) -> list[AIMessageChunk]:
-    """A text answer in pieces, the last of which carries the given fields."""
-    return [*(AIMessageChunk(text) for text in texts), AIMessageChunk("", chunk_position="last", **last)]
-
-
-def call_chunk(index: int, args: str, name: str | None = None, call_id: str | None = None) -> AIMessageChunk:
-    """A piece of a tool call."""
-    return AIMessageChunk("", tool_call_chunks=[tool_call_chunk(name=name, args=args, id=call_id, index=index)])
 
 
 # What is sent
@@ -461,143 +363,6 @@ async def test_arguments_are_json() -> None:
     assert load_messages(dump_messages([turn])) == [turn]
 
 
-# Streaming
-
-
-async def test_pieces_are_given_as_they_come() -> None:
-    """Text and thinking stream in order, and joined they are the turn's."""
-    heard = Heard()
-    pieces = [
-        AIMessageChunk("", additional_kwargs={"reasoning_content": "h"}),
-        AIMessageChunk("", additional_kwargs={"reasoning_content": "m"}),
-        AIMessageChunk([{"type": "text", "text": "He", "index": 0}]),
-        AIMessageChunk([{"type": "text", "text": "llo", "index": 0}]),
-    ]
-    turn = await LangChainModel(StreamingChat(answers=[pieces])).respond(QUESTION, heard)
-    assert (turn.text, turn.thinking) == ("Hello", "hm")
-    assert heard == [
-        Delta(text="h", kind="thinking"),
-        Delta(text="m", kind="thinking"),
-        Delta(text="He"),
-        Delta(text="llo"),
-    ]
-
-
-async def test_streamed_calls_are_put_together() -> None:
-    """Calls split over chunks, two at a time, are whole in the end, with the usage of the last chunk."""
-    usage: Any = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
-    pieces = [
-        *chunks("Looking.")[:1],
-        call_chunk(0, "", "search", "c1"),
-        call_chunk(0, '{"q": '),
-        call_chunk(1, '{"q"', "open", "c2"),
-        call_chunk(0, '"a"}'),
-        call_chunk(1, ': "b"}'),
-        AIMessageChunk("", usage_metadata=usage, response_metadata={"finish_reason": "tool_calls"}),
-    ]
-    turn = await answer_of(pieces)
-    assert turn.tool_calls == (
-        ToolCall(call_id="c1", name="search", arguments={"q": "a"}),
-        ToolCall(call_id="c2", name="open", arguments={"q": "b"}),
-    )
-    assert (turn.text, turn.finish_reason, turn.usage) == (
-        "Looking.",
-        "tool_calls",
-        Usage(input_tokens=5, output_tokens=2),
-    )
-
-
-async def test_a_streamed_call_without_arguments_is_a_call() -> None:
-    """Empty arguments are none."""
-    turn = await answer_of([call_chunk(0, "", "now", "c1")])
-    assert turn.tool_calls == (ToolCall(call_id="c1", name="now", arguments={}),)
-
-
-async def test_what_was_not_streamed_is_given_at_the_end() -> None:
-    """A refusal that only the whole message shows is told after the pieces, so that joined they are the text."""
-    heard = Heard()
-    refusal = [AIMessageChunk("", additional_kwargs={"refusal": "I cannot."})]
-    turn = await LangChainModel(StreamingChat(answers=[refusal])).respond(QUESTION, heard)
-    assert (turn.text, heard) == ("I cannot.", [Delta(text="I cannot.")])
-
-
-async def test_a_chat_model_that_cannot_stream_gives_no_pieces() -> None:
-    """Its answer comes as a whole, streaming asked for or not."""
-    heard = Heard()
-    for stream in (True, False):
-        turn = await LangChainModel(FakeChat(answers=[AIMessage("whole")]), stream=stream).respond(QUESTION, heard)
-        assert (turn.text, heard) == ("whole", [])
-
-
-async def test_streaming_can_be_off() -> None:
-    """Without `stream`, a chat model that could stream is asked for the whole answer."""
-    heard = Heard()
-    model = LangChainModel(StreamingChat(answers=[chunks("one ", "two")]), stream=False)
-    assert ((await model.respond(QUESTION, heard)).text, heard) == ("one two", [])
-
-
-async def test_an_error_while_telling_is_the_callers() -> None:
-    """What `on_delta` raises comes out as it is, and the stream is closed."""
-
-    async def refuse(delta: Delta) -> None:
-        raise LookupError(delta.text)
-
-    chat = StreamingChat(answers=[chunks("one", "two")])
-    with pytest.raises(LookupError, match="one"):
-        await LangChainModel(chat).respond(QUESTION, refuse)
-    assert chat.closed == [True]
-
-
-async def test_a_cancelled_stream_is_closed() -> None:
-    """Cancelling in the middle of an answer closes the stream, and the model can be asked again."""
-    chat = StreamingChat(answers=[chunks("one", "two"), chunks("three")])
-    model = LangChainModel(chat)
-    with anyio.CancelScope() as scope:
-
-        async def cancel(delta: Delta) -> None:
-            scope.cancel()
-            await anyio.sleep_forever()
-
-        await model.respond(QUESTION, cancel)
-    assert (scope.cancelled_caught, chat.closed) == (True, [True])
-    assert (await model.respond(QUESTION, ignore)).text == "three"
-
-
-async def test_an_error_in_a_stream_is_a_model_error() -> None:
-    """A provider that fails after some pieces is a model error, the pieces given."""
-    heard = Heard()
-    chat = StreamingChat(answers=[[AIMessageChunk("one"), ConnectionResetError("gone")]])
-    with pytest.raises(ModelError, match="ConnectionResetError: gone") as caught:
-        await LangChainModel(chat).respond(QUESTION, heard)
-    assert (caught.value.retryable, heard) == (True, [Delta(text="one")])
-
-
-async def test_a_stream_without_an_answer_is_an_error() -> None:
-    """A stream that ends before it began is no empty answer."""
-    with pytest.raises(ModelError, match="No generation chunks"):
-        await answer_of([])
-
-
-class Iterating(FakeChat):
-    """A chat model with a stream of its own, which is no generator, and empty."""
-
-    def __aiter__(self) -> Any:
-        return self
-
-    async def __anext__(self) -> AIMessageChunk:
-        raise StopAsyncIteration
-
-    def astream(self, *_: Any, **__: Any) -> Any:
-        """Itself, which ends at once."""
-        return self
-
-
-async def test_an_empty_stream_of_another_kind_is_an_error() -> None:
-    """Whatever kind of iterator a chat model streams with, one that gives nothing is no answer."""
-    with pytest.raises(ModelError, match="ended its stream without an answer"):
-        await LangChainModel(Iterating(answers=[])).respond(QUESTION, ignore)
-
-
 # The native message
 
 
@@ -668,138 +433,3 @@ def test_the_name_is_the_chat_models(chat_model: BaseChatModel, name: str) -> No
     """The chat model's own name is used, or else what kind of model it is; a given name comes first."""
     assert LangChainModel(chat_model).name == name
     assert LangChainModel(chat_model, name="openai:gpt-4o").name == "openai:gpt-4o"
-
-
-# Errors
-
-
-class ProviderError(Exception):
-    """An error with whatever a provider's package puts on it."""
-
-    def __init__(self, message: str = "no", **fields: object) -> None:
-        super().__init__(message)
-        for name, value in fields.items():
-            setattr(self, name, value)
-
-
-class APIConnectionError(ProviderError):
-    """Named as the openai and anthropic packages name theirs."""
-
-
-class ContextOverflowError(ProviderError):
-    """Named as langchain-core names its own."""
-
-
-def http_error(status: int, text: str = "no", **headers: str) -> httpx.HTTPStatusError:
-    """An error as httpx raises it."""
-    response = httpx.Response(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
-    return httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://x.test"), response=response)
-
-
-def botocore_error(status: int) -> ProviderError:
-    """An error as botocore raises it."""
-    metadata = {"HTTPStatusCode": status, "HTTPHeaders": {"Retry-After": "4"}}
-    return ProviderError(response={"ResponseMetadata": metadata})
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "retryable"),
-    [
-        (ProviderError(status_code=429), 429, True),
-        (ProviderError(status_code=400), 400, False),
-        (ProviderError(status_code=401), 401, False),
-        (ProviderError(http_status=503), 503, True),
-        (ProviderError(code=500), 500, True),
-        (ProviderError(code="invalid_request"), None, False),
-        (ProviderError("insufficient_quota: pay", status_code=429), 429, False),
-        (http_error(529), 529, True),
-        (http_error(404), 404, False),
-        (http_error(501), 501, False),
-        (http_error(409), 409, True),
-        (botocore_error(429), 429, True),
-        (ProviderError(response={"Error": "odd"}), None, False),
-        (TimeoutError("slow"), None, True),
-        (ConnectionRefusedError("closed"), None, True),
-        (httpx.ReadTimeout("slow"), None, True),
-        (APIConnectionError("gone"), None, True),
-        (ProviderError(is_retryable=True), None, True),
-        (ValueError("odd"), None, False),
-    ],
-)
-def test_errors_are_told_apart(error: Exception, status: int | None, retryable: bool) -> None:
-    """Whether trying again may help is read from the status, or from the kind of the error."""
-    told = model_error(error)
-    assert type(told) is ModelError
-    assert (told.status, told.retryable) == (status, retryable)
-    assert str(error) in str(told)
-
-
-@pytest.mark.parametrize(
-    ("error", "wait_seconds"),
-    [
-        (http_error(429, retry_after="7"), 7),
-        (http_error(429, retry_after_ms="1500", retry_after="2"), 1.5),
-        (http_error(429, retry_after="-1"), 0),
-        (http_error(429, retry_after="soon"), None),
-        (http_error(429, retry_after="inf"), None),
-        (http_error(429), None),
-        (ProviderError(headers={"Retry-After": 3}, status_code=429), 3),
-        (botocore_error(429), 4),
-        (ProviderError(status_code=429), None),
-    ],
-)
-def test_the_wait_that_is_asked_for_is_told(error: Exception, wait_seconds: float | None) -> None:
-    """A `Retry-After` header is found wherever the provider's package keeps the response."""
-    assert model_error(error).retry_after_seconds == wait_seconds
-
-
-def test_a_wait_can_be_a_date() -> None:
-    """A `Retry-After` date is turned into the seconds until then."""
-    for usegmt in (True, False):
-        date = email.utils.formatdate(time.time() + 100, usegmt=usegmt)
-        wait_seconds = model_error(http_error(429, retry_after=date)).retry_after_seconds
-        assert wait_seconds is not None
-        assert 0 < wait_seconds <= 100
-
-
-def test_wrapped_errors_are_looked_into() -> None:
-    """An integration that wraps its provider's error does not hide the status; a ring of causes ends."""
-    wrapped = RuntimeError("wrapped")
-    wrapped.__cause__ = http_error(503, retry_after="2")
-    wrapped.__cause__.__cause__ = wrapped
-    told = model_error(wrapped)
-    assert (told.status, told.retryable, told.retry_after_seconds) == (503, True, 2)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ContextOverflowError("too much", status_code=400),
-        http_error(400, "This model's maximum context length is 8192 tokens"),
-        http_error(400, "prompt is too long: 210000 tokens > 200000 maximum"),
-        http_error(413, "Request is too large"),
-        ValueError("the request exceeds the available context size"),
-    ],
-)
-def test_an_overflow_is_told(error: Exception) -> None:
-    """A request that does not fit is an error of its own, and sending it again cannot help."""
-    told = model_error(error)
-    assert isinstance(told, ContextOverflow)
-    assert not told.retryable
-
-
-def test_a_rate_limit_on_tokens_is_no_overflow() -> None:
-    """Too many tokens a minute is a matter of waiting."""
-    assert type(model_error(http_error(429, "too many tokens per minute"))) is ModelError
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_what_a_chat_model_raises_is_a_model_error(stream: bool) -> None:
-    """The original exception is the cause; an error of endstop's own passes as it is."""
-    original, own = http_error(500), ContextOverflow("mine")
-    chat = StreamingChat(answers=[original, own])
-    with pytest.raises(ModelError) as caught:
-        await LangChainModel(chat, stream=stream).respond(QUESTION, ignore)
-    assert (caught.value.__cause__, caught.value.status) == (original, 500)
-    with pytest.raises(ContextOverflow, match="mine"):
-        await LangChainModel(chat, stream=stream).respond(QUESTION, ignore)

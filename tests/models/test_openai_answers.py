@@ -284,9 +284,7 @@ def test_unknown_fields_are_put_together() -> None:
         chunk(signature="cd", level=2, tags=["b"], audio={"id": "x", "data": "BB", "expires": 5}),
         chunk(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "Let "}]),
         chunk(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "me", "signature": None}, "x"]),
-        chunk(
-            reasoning_details=[{"type": "reasoning.text", "index": 0, "signature": "s"}, {"index": 1, "text": "?"}]
-        ),
+        chunk(reasoning_details=[{"type": "reasoning.text", "index": 0, "signature": "s"}, {"index": 1, "text": "?"}]),
     ) == {
         "signature": "abcd",
         "level": 2,

@@ -94,11 +94,17 @@ async def test_a_client_of_ones_own(server: FakeOpenAI) -> None:
 
 
 async def test_proxies_are_for_other_machines(server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server on this machine is asked directly, whatever proxy the environment names."""
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    """A server on this machine is asked directly, others through the proxy that the environment names."""
     monkeypatch.delenv("NO_PROXY", raising=False)
-    server.replies.append(stream(events(ANSWER)))
-    assert await at(server).respond(QUESTION, Heard()) == ANSWERED
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", server.base_url.removesuffix("/v1"))
+    server.replies += [stream(events(ANSWER)), stream(events(ANSWER))]
+    for base_url in (server.base_url, "http://model.example/v1"):
+        async with OpenAIModel("m", base_url=base_url) as model:
+            assert await model.respond(QUESTION, Heard()) == ANSWERED
+    direct, proxied = server.received
+    assert direct.path == "/v1/chat/completions"
+    assert proxied.path == "http://model.example/v1/chat/completions"
 
 
 async def test_many_requests_at_once(server: FakeOpenAI) -> None:

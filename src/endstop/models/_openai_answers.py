@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from endstop._messages import JsonObject, JsonValue, ModelTurn, ToolCall, Usage, clean_text, parse_arguments
 from endstop.models._openai_codec import NATIVE, to_json
+from endstop.models._pieces import CleanText
 from endstop.models.base import Delta
 
 if TYPE_CHECKING:
@@ -28,27 +29,6 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 }
 
 
-class _Text:
-    """Text that comes in pieces, cleaned. A character that was split between two pieces comes with the second."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._half = ""
-
-    def __str__(self) -> str:
-        return "".join(self._pieces)
-
-    def add(self, piece: str) -> str:
-        """The piece as it can be shown."""
-        if piece and (self._half or not piece.isascii()):
-            piece = self._half + piece
-            self._half = piece[-1] if "\ud800" <= piece[-1] <= "\udbff" else ""
-            whole = piece.removesuffix(self._half)
-            piece = clean_text(whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass"))
-        self._pieces.append(piece)
-        return piece
-
-
 @dataclass(slots=True)
 class _Call:
     """A tool call while it is being written."""
@@ -64,8 +44,8 @@ class TurnDecoder:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._text = _Text()
-        self._thinking = _Text()
+        self._text = CleanText()
+        self._thinking = CleanText()
         self._thinking_field: str | None = None
         self._refused = False
         self._calls: list[_Call] = []

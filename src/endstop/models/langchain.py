@@ -12,8 +12,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 from langchain_core.messages import (
@@ -30,7 +30,7 @@ from langchain_core.messages import (
 from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages.tool import tool_call as create_tool_call
 
-from endstop._errors import ConfigError, ContextOverflow, EndstopError, ModelError
+from endstop._errors import ConfigError, EndstopError, ModelError
 from endstop._messages import (
     FinishReason,
     JsonObject,
@@ -46,6 +46,7 @@ from endstop._messages import (
     clean_text,
     parse_arguments,
 )
+from endstop.models._langchain_errors import model_error
 from endstop.models.base import Delta, ModelRequest, OnDelta
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class LangChainModel:
                 kind = type(chat_model).__name__
                 remedy = f"{kind} has no bind_tools; use a chat model that can call tools, or an agent without tools"
                 raise ConfigError("tools", [spec.name for spec in request.tools], remedy) from error
-        if request.output_schema is not None and _look(chat_model, "profile", "structured_output"):
+        if request.output_schema is not None and _promises_structured_output(chat_model):
             return chat_model.bind(response_format=_response_format(request.output_schema))
         return chat_model
 
@@ -254,6 +255,10 @@ def _response_format(schema: JsonObject) -> JsonObject:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 
 
+def _promises_structured_output(chat_model: BaseChatModel) -> bool:
+    return _at(_as_json(getattr(chat_model, "profile", None)), "structured_output") is True
+
+
 def _capped(chat_model: BaseChatModel, max_output_tokens: int | None) -> BaseChatModel:
     """The chat model with its cap on the answer lowered; itself where it has none, or a lower one."""
     field = next((name for name in _CAP_FIELDS if name in type(chat_model).model_fields), None)
@@ -274,25 +279,32 @@ def _model_name(chat_model: BaseChatModel) -> str:
 
 
 def _tool_calls(message: AIMessage, first_id: str) -> tuple[ToolCall, ...]:
-    """The calls in the order asked, each with an id of its own.
-
-    In a streamed message the arguments are read from their text: LangChain completes JSON that was
-    cut off, and a tool must not be run with half of an argument.
-    """
-    asked: list[tuple[str | None, str | None, str]] = []
-    broken: list[tuple[str | None, str | None, str]] = []
-    if isinstance(message, AIMessageChunk):
-        asked = [(chunk["id"], chunk["name"], chunk["args"] or "") for chunk in message.tool_call_chunks]
-    else:
-        asked = [(call["id"], call["name"], json.dumps(call["args"], default=str)) for call in message.tool_calls]
-        broken = [(call["id"], call["name"], call["args"] or "") for call in message.invalid_tool_calls]
+    """The calls in the order asked, each with an id of its own."""
     calls: list[ToolCall] = []
-    for position, (call_id, name, text) in enumerate(asked + broken):
-        arguments, invalid = parse_arguments(text) if position < len(asked) else ({}, clean_text(text))
+    for position, (call_id, name, text, broken) in enumerate(_calls_as_text(message)):
+        arguments, invalid = ({}, clean_text(text)) if broken else parse_arguments(text)
         if not call_id or any(call_id == earlier.call_id for earlier in calls):
             call_id = f"{first_id}_{position}"
         calls.append(ToolCall(call_id=call_id, name=name or "", arguments=arguments, invalid_arguments=invalid))
     return tuple(calls)
+
+
+def _calls_as_text(message: AIMessage) -> Sequence[tuple[str | None, str | None, str, bool]]:
+    """The id, name and arguments of each call, and whether the arguments are known to be broken.
+
+    In a streamed message the arguments are read from their text: LangChain completes JSON that was
+    cut off, and a tool must not be run with half of an argument.
+    """
+    if not isinstance(message, AIMessageChunk):
+        valid = [
+            (call["id"], call["name"], json.dumps(call["args"], default=str), False) for call in message.tool_calls
+        ]
+        return valid + [(call["id"], call["name"], call["args"] or "", True) for call in message.invalid_tool_calls]
+    calls = [(chunk["id"], chunk["name"], chunk["args"] or "", False) for chunk in message.tool_call_chunks]
+    if calls and not calls[-1][2].strip() and _finish_reason(_as_json(message.response_metadata), True) == "length":
+        # Cut before its arguments began, which is not the same as a call without any.
+        calls[-1] = (*calls[-1][:3], True)
+    return calls
 
 
 def _to_send_again(message: AIMessage, calls: tuple[ToolCall, ...]) -> AIMessage:
@@ -304,9 +316,8 @@ def _to_send_again(message: AIMessage, calls: tuple[ToolCall, ...]) -> AIMessage
     whole = message_chunk_to_message(message)
     assert isinstance(whole, AIMessage)
     as_they_came = [call["id"] for call in whole.tool_calls]
-    if not whole.invalid_tool_calls and as_they_came == [
-        call.call_id for call in calls if call.invalid_arguments is None
-    ]:
+    valid = [call.call_id for call in calls if call.invalid_arguments is None]
+    if as_they_came == valid and not whole.invalid_tool_calls:
         return whole
     content = whole.content
     if not isinstance(content, str):

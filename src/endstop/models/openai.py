@@ -11,26 +11,22 @@ Where a server's own tool calls cannot be relied on, wrap the model: `SchemaTool
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-import weakref
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import httpx
-from anyio.lowlevel import RunVar
 from httpx_sse import EventSource, ServerSentEvent
 
 from endstop._errors import ConfigError
 from endstop.models._openai_answers import TurnDecoder
+from endstop.models._openai_clients import LoopClients
 from endstop.models._openai_codec import CAP_FIELDS, RequestEncoder, parse_json, to_json
 from endstop.models._openai_errors import EndpointErrors
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncGenerator
     from types import TracebackType
 
     from endstop._errors import ModelError
@@ -42,14 +38,13 @@ OPENAI_BASE_URL = "https://api.openai.com/v1"
 
 _DEFAULT_TIMEOUT_SECONDS = 600.0
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_LAST_CHUNK_SECONDS = 5.0
-"""How long the usage is awaited after the answer has ended."""
+_TRAIL_SECONDS = 2.0
+"""How long the usage and the end of the stream are awaited after the end of the answer.
 
-_DRAIN_SECONDS = 0.25
-"""How long the end of a stream is awaited after its last event, so that the connection can be used again."""
+Without the usage tokens must be estimated, and only a stream that was read to its end leaves a connection behind.
+"""
 
 _OWN_FIELDS = frozenset({"model", "messages", "tools", "tool_choice", "response_format", "stream"})
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class OpenAIModel:
@@ -68,8 +63,9 @@ class OpenAIModel:
     what the limits of a run do. `stream=False` asks for whole answers; then there are no deltas.
 
     A client is made on the first request of each event loop and closed with that loop, so that one model serves any
-    number of `run_sync` calls; `aclose()`, or `async with`, closes it earlier. `http_client` brings one's own
-    (proxies, certificates, headers, a shared pool): it stays the caller's to close.
+    number of `run_sync` calls; `aclose()`, or `async with`, closes it earlier. It takes proxies and certificates from
+    the environment, and no proxy for this machine. `http_client` brings one's own (with headers, another transport,
+    a shared pool): it stays the caller's to close.
 
     Raises:
         ConfigError: a value cannot be used, or the key is missing.
@@ -107,7 +103,7 @@ class OpenAIModel:
         fields = _checked_fields(temperature, extra_body, stream=stream)
         self._encoder = RequestEncoder(model, fields, cap_field=_cap_field(url.host))
         self._client = http_client
-        self._clients = _LoopClients(trust_env=url.host not in _LOOPBACK)
+        self._clients = LoopClients(url)
 
     @classmethod
     def from_env(
@@ -197,12 +193,11 @@ class OpenAIModel:
                     async for event in events:
                         if event.data == "[DONE]":
                             decoder.complete = True
-                            scope.deadline = anyio.current_time() + _DRAIN_SECONDS
                         elif event.data:
                             for delta in decoder.feed(self._chunk(event)):
                                 await on_delta(delta)
-                            if decoder.complete and scope.deadline == math.inf:
-                                scope.deadline = anyio.current_time() + _LAST_CHUNK_SECONDS
+                        if decoder.complete and scope.deadline == math.inf:
+                            scope.deadline = anyio.current_time() + _TRAIL_SECONDS
         except httpx.RequestError:
             # What came after the end of the answer does not matter.
             if not decoder.complete:
@@ -230,66 +225,6 @@ class OpenAIModel:
             )
         final = isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.TooManyRedirects)
         return self._errors.of_transport(f"broke off: {said}", retryable=not final)
-
-
-class _LoopClients:
-    """One client for each event loop: connections belong to the loop that opened them."""
-
-    def __init__(self, *, trust_env: bool) -> None:
-        self._trust_env = trust_env
-        self._open: dict[object, tuple[httpx.AsyncClient, AsyncGenerator[None]]] = {}
-        # The keepers of a model that is dropped must outlive it: as garbage beside it they could close nothing.
-        weakref.finalize(self, self._open.clear).atexit = False
-
-    async def get(self) -> httpx.AsyncClient:
-        """The client of the running loop."""
-        loop = _loop_key()
-        entry = self._open.get(loop)
-        if entry is not None:
-            return entry[0]
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-        client = httpx.AsyncClient(verify=_tls(), trust_env=self._trust_env, limits=limits)
-        keeper = _keep(client, loop, self._open)
-        self._open[loop] = client, keeper
-        await anext(keeper)
-        return client
-
-    async def aclose(self) -> None:
-        """Close the client of the running loop, if there is one."""
-        entry = self._open.get(_loop_key())
-        if entry is not None:
-            await entry[1].aclose()
-
-
-async def _keep(client: httpx.AsyncClient, loop: object, clients: dict[object, Any]) -> AsyncGenerator[None]:
-    """Closes the client at the end of its loop, or when nobody holds this generator any more.
-
-    Nobody tells a model that its loop ends. But every loop closes the async generators that it has started
-    before it does, which is the one moment when connections can be closed in it.
-    """
-    try:
-        yield
-    finally:
-        clients.pop(loop, None)
-        await client.aclose()
-
-
-_LOOP: RunVar[object] = RunVar("endstop_openai_loop")
-
-
-def _loop_key() -> object:
-    """An object that stands for the running event loop, and never for another one."""
-    key = _LOOP.get(None)
-    if key is None:
-        key = object()
-        _LOOP.set(key)
-    return key
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """The certificates, read once in the process: it takes as long as dozens of requests."""
-    return httpx.create_ssl_context()
 
 
 def _parse_object(text: str | bytes) -> JsonObject | None:

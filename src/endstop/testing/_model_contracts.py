@@ -468,7 +468,7 @@ async def cancellation_is_prompt(harness: ModelHarness) -> None:
 async def errors_of_the_listener_pass(harness: ModelHarness) -> None:
     """What `on_delta` raises comes out as it is, and the model can be asked again."""
 
-    class Refused(Exception):
+    class Refused(LookupError):
         pass
 
     told: list[Delta] = []

@@ -1,0 +1,1 @@
+"""How fast endstop is beside a hand-written loop and beside other agent libraries: `make bench`."""
