@@ -1,8 +1,8 @@
 """A fake OpenAI-compatible endpoint in a process of its own: `python -m benchmarks.server` prints its base URL.
 
-The name of the model says what it does: `rounds-25` asks for a tool in 24 rounds and answers in the 25th, and
-`pieces-2000` answers in 2,000 pieces, each sent by itself. With `pieces-500-paced` they come one by one, as from a
-model that is writing, and do not pile up at the client. It ends when its standard input is closed.
+The name of the model says what it does: `rounds-25` asks for a tool in 24 rounds and answers in the 25th, each time in
+one write, and `pieces-2000` answers in 2,000 pieces, each written by itself. With `pieces-500-paced` they come one by
+one, as from a model that is writing, and do not pile up at the client. It ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Answers(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    # Each write is sent at once.
-    wbufsize = 0
+    # What is written is collected, and sent by flush().
+    wbufsize = -1
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
@@ -58,7 +58,8 @@ class Answers(BaseHTTPRequestHandler):
         else:
             pieces = [PIECE] * int(count) if kind == "pieces" else [ANSWER]
             deltas = _call_deltas(number) if asks else [{"content": piece} for piece in pieces]
-            self._stream(body["model"], number, deltas, PACE_SECONDS if pace else 0.0)
+            pace_seconds = None if kind == "rounds" else PACE_SECONDS if pace else 0.0
+            self._stream(body["model"], number, deltas, pace_seconds)
 
     def _whole(self, model: str, number: int, asks: bool) -> None:
         message: dict[str, Any] = {"role": "assistant", "content": None if asks else ANSWER}
@@ -73,7 +74,8 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, model: str, number: int, deltas: list[dict[str, Any]], pace_seconds: float) -> None:
+    def _stream(self, model: str, number: int, deltas: list[dict[str, Any]], pace_seconds: float | None) -> None:
+        """Send a stream of events; with a pace each by itself."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
@@ -81,7 +83,8 @@ class Answers(BaseHTTPRequestHandler):
         asks = "tool_calls" in deltas[0]
         for delta in [{"role": "assistant", "content": None if asks else ""}, *deltas]:
             self._event(_envelope(model, "chat.completion.chunk", [_choice(delta, None)], None))
-            if pace_seconds:
+            if pace_seconds is not None:
+                self.wfile.flush()
                 time.sleep(pace_seconds)
         self._event(_envelope(model, "chat.completion.chunk", [_choice({}, _finish(asks))], None))
         self._event(_envelope(model, "chat.completion.chunk", [], number))

@@ -87,7 +87,7 @@ class Measured:
     @property
     def overshoot(self) -> Number:
         """By how much the limit was passed; 0 where it was not."""
-        return max(self.used - self.allowed, 0)  # type: ignore[operator]  # both are of the case's own kind of number
+        return max(self.used - self.allowed, 0)
 
     @property
     def holds(self) -> bool:
@@ -358,9 +358,7 @@ def measure(name: str, way: Way) -> Measured:
     case = CASES[name]
     world = World(case)
     world.go(way)
-    return Measured(
-        allowed=case.allowed, used=case.used(world), bound=case.bound(world), results=tuple(world.results)
-    )
+    return Measured(allowed=case.allowed, used=case.used(world), bound=case.bound(world), results=tuple(world.results))
 
 
 def shown(number: Number) -> str:

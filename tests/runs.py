@@ -1,9 +1,9 @@
-"""What the tests of whole runs share: a tool, scripts that go on without repeating themselves, and what holds always."""
+"""What the tests of whole runs share: a tool, scripts that go on without repeating themselves, what always holds."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from decimal import Decimal
 
 import anyio
@@ -66,6 +66,15 @@ async def events_of(stream: AsyncIterable[Event]) -> list[Event]:
     """Every event of a stream; a stream that never comes to its end fails the test instead of hanging it."""
     with anyio.fail_after(PATIENCE_SECONDS):
         return [event async for event in stream]
+
+
+async def until(happened: Callable[[], object]) -> None:
+    """Wait for what a run does at the same time; it fails the test where that never happens."""
+    for _ in range(PATIENCE_SECONDS * 1_000):
+        if happened():
+            return
+        await anyio.sleep(0.001)
+    raise AssertionError("it never happened")
 
 
 def kinds(events: Sequence[Event]) -> list[str]:

@@ -48,7 +48,7 @@ from tests.runs import asks, assert_nothing_held, assert_valid_history, events_o
 def test_what_cannot_be_used_is_refused_when_the_agent_is_made(options: dict[str, object], field: str) -> None:
     """The error names the field; no run is needed to find out."""
     with pytest.raises(ConfigError) as refused:
-        Agent(**{"model": ScriptedModel([]), **options})  # type: ignore[arg-type]  # wrong on purpose
+        Agent(**{"model": ScriptedModel([]), **options})
     assert refused.value.field == field
 
 
@@ -56,7 +56,7 @@ def test_an_agent_is_frozen() -> None:
     """Nothing that runs can change what another run of it sees."""
     agent, _ = searcher("done")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        agent.name = "other"  # type: ignore[misc]  # what is tested
+        agent.name = "other"
 
 
 @pytest.mark.parametrize("prompt", ["", " \n", [], [""], ["text"], b"bytes", 7, None, {"text": "x"}])
@@ -64,7 +64,7 @@ async def test_a_prompt_that_says_nothing_is_refused(prompt: object) -> None:
     """Empty or of a wrong type: nothing is sent."""
     agent, model = searcher("never")
     with pytest.raises(ConfigError) as refused:
-        await agent.run(prompt)  # type: ignore[arg-type]  # wrong on purpose
+        await agent.run(prompt)
     assert (refused.value.field, model.request_count) == ("prompt", 0)
 
 

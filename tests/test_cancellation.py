@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from endstop import (
@@ -36,6 +39,7 @@ from tests.runs import (
     searcher,
     searches,
     streamed,
+    until,
 )
 
 LIMITS = PlanLimits(max_model_rounds=None, max_model_calls=900, max_tool_calls=900, max_tokens=900_000)
@@ -50,7 +54,7 @@ async def nap(n: int) -> str:
 
 def napper(*steps: object) -> Agent[str]:
     """An agent that has a tool which takes longer than anybody waits."""
-    return Agent(ScriptedModel(steps), tools=[look, nap], retry=AT_ONCE)  # type: ignore[arg-type]  # any steps
+    return Agent(ScriptedModel(steps), tools=[look, nap], retry=AT_ONCE)
 
 
 async def cancelled_at(kind: str, agent: Agent[str], budget: Budget) -> tuple[list[Event], RunStream[str]]:
@@ -181,19 +185,19 @@ async def test_a_result_of_a_block_left_early_goes_on() -> None:
 @pytest.mark.parametrize("steps", [(FOREVER,), (turn(calls=[call("nap", {"n": 1})]),)], ids=["model", "tool"])
 async def test_cancelling_the_task_that_awaits_a_run_ends_it(steps: tuple[object, ...]) -> None:
     """The cancellation goes through, at once; nothing stays held and what was sent is paid."""
-    budget = Budget(LIMITS)
+    budget, agent = Budget(LIMITS), napper(*steps)
     ended: list[str] = []
     async with anyio.create_task_group() as group:
 
         async def go() -> None:
             try:
-                await napper(*steps).run("Go.", budget=budget)
+                await agent.run("Go.", budget=budget)
             except anyio.get_cancelled_exc_class():
                 ended.append("cancelled")
                 raise
 
         group.start_soon(go)
-        await anyio.sleep(0.05)
+        await until(lambda: budget.spent(0).tool_calls or agent.model.request_count)
         group.cancel_scope.cancel()
     assert ended == ["cancelled"]
     assert budget.spent(0).model_calls == 1
@@ -204,12 +208,22 @@ async def test_cancelling_the_task_that_awaits_a_run_ends_it(steps: tuple[object
 async def test_a_task_that_reads_a_stream_may_be_cancelled() -> None:
     """The stream's result is there afterwards, for whoever kept the stream."""
     budget = Budget(LIMITS)
-    stream = napper(asks(1, text="One."), FOREVER).stream("Go.", budget=budget)
-    with anyio.move_on_after(0.1):
-        async with stream:
-            await events_of(stream)
+    agent = napper(asks(1, text="One."), FOREVER)
+    stream = agent.stream("Go.", budget=budget)
+    await read_until(stream, lambda: agent.model.request_count == 2)
     assert (stream.result.stop_reason, stream.result.text) == ("cancelled", "One.")
     assert_valid_history(stream.result.messages)
+    assert_nothing_held(budget)
+
+
+@pytest.mark.parametrize("steps", [(FOREVER,), (turn(calls=[call("nap", {"n": 1})]),)], ids=["model", "tool"])
+async def test_asyncios_own_time_out_ends_a_run(steps: tuple[object, ...]) -> None:
+    """Cancelled by the event loop itself, the run gives back what it held as well."""
+    budget = Budget(LIMITS)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await napper(*steps).run("Go.", budget=budget)
+    assert budget.spent(0).model_calls == 1
     assert_nothing_held(budget)
 
 
@@ -236,8 +250,7 @@ async def test_a_sync_tool_is_left_to_its_thread() -> None:
         async with agent.stream("Go.") as stream:
             async for event in stream:
                 if event.kind == "tool_call":
-                    while not entered.is_set():
-                        await anyio.sleep(0.001)
+                    await anyio.to_thread.run_sync(entered.wait, 20)
                     stream.cancel()
     finally:
         release.set()
@@ -331,17 +344,28 @@ async def backed_up(stream: RunStream[str], model: ScriptedModel) -> None:
     assert model.request_count
 
 
+async def read_until(stream: RunStream[str], happened: Callable[[], object]) -> None:
+    """Read the stream in a task that is cancelled once something has happened."""
+
+    async def read() -> None:
+        async with stream:
+            await events_of(stream)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        await until(happened)
+        group.cancel_scope.cancel()
+
+
 # --- with other endings ---------------------------------------------------------------------------
 
 
 @pytest.mark.both_backends
 async def test_a_run_is_cancelled_in_its_final_answer() -> None:
     """A limit was hit and then the caller cancelled: the result names both, and is not truncated but cancelled."""
-    agent, _ = searcher(asks(1, text="One."), FOREVER)
+    agent, model = searcher(asks(1, text="One."), FOREVER)
     stream = agent.stream("Go.", limits=PlanLimits(max_model_rounds=2))
-    with anyio.move_on_after(0.1):
-        async with stream:
-            await events_of(stream)
+    await read_until(stream, lambda: model.request_count == 2)
     result: AgentResult[str] = stream.result
     assert (result.stop_reason, result.text) == ("cancelled", "One.")
     assert result.ending is not None
@@ -353,9 +377,7 @@ async def test_a_cancelled_final_answer_is_not_asked_for_again_without_a_higher_
     """It was asked for once; storing the state does not buy it again."""
     agent, model = searcher(asks(1), FOREVER)
     stream = agent.stream("Go.", limits=PlanLimits(max_model_rounds=2))
-    with anyio.move_on_after(0.1):
-        async with stream:
-            await events_of(stream)
+    await read_until(stream, lambda: model.request_count == 2)
     state = RunState.from_json(stream.result.state.to_json())
     with pytest.raises(ResumeError, match="max_model_rounds"):
         await agent.resume(state)
@@ -375,7 +397,7 @@ async def test_a_hundred_runs_are_cancelled_together() -> None:
     async with anyio.create_task_group() as group:
         for stream in streams:
             group.start_soon(go, stream)
-        await anyio.sleep(0.2)
+        await until(lambda: budget.spent(0).tool_calls == 100)
         group.cancel_scope.cancel()
     assert {stream.result.stop_reason for stream in streams} == {"cancelled"}
     assert all(isinstance(stream.result.messages[1], ModelTurn) for stream in streams)

@@ -196,6 +196,21 @@ def test_an_error_of_somebody_else_is_named_and_can_be_traced(endstop: Endstop) 
     assert "ValueError: a bug" in traced
 
 
+def test_a_command_whose_extra_is_not_installed_says_so(
+    endstop: Endstop, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported when it is used, so that every other command works without."""
+    monkeypatch.syspath_prepend(folder)
+    (folder / "extra_command.py").write_text("import a_package_of_an_extra")
+    app.command("extra_command:run", name="extra")
+    try:
+        ended = endstop("extra")
+    finally:
+        del app["extra"]
+    assert ended.code == Exit.MISUSE
+    assert ended.err.endswith("the command needs a_package_of_an_extra: pip install 'endstop[all]' brings it\n")
+
+
 def test_a_secret_of_the_environment_is_not_printed(endstop: Endstop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in an error of the provider, and not in its traceback."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
@@ -288,7 +303,7 @@ def test_a_run_goes_on_only_with_a_higher_limit(endstop: Endstop) -> None:
     endstop("run", "agents.py:endless", "hi", "--save", "run.json")
     refused = endstop("resume", "run.json", "agents.py:endless")
     assert refused.code == Exit.MISUSE
-    assert refused.err.startswith("endstop: error [resume]: max_model_rounds is used up")
+    assert refused.err.startswith("endstop: error [resume]: max_model_rounds ")
     assert refused.err.endswith("give a higher limit: --max-rounds\n")
 
 
@@ -382,11 +397,27 @@ def test_nothing_is_written_to_a_reader_that_went_away(folder: Path, monkeypatch
     """What the interpreter still writes when it ends goes nowhere."""
     gone = Gone(folder / "out")
     monkeypatch.setattr(sys, "stdout", gone)
-    assert main(["run", "agents.py:done", "hi", "--save", "run.json"]) == Exit.READER_GONE
+    (folder / "quiet.py").write_text(AGENTS.replace("print(", "str("))
+    assert main(["run", "quiet.py:done", "hi", "--save", "run.json"]) == Exit.READER_GONE
     os.write(gone.descriptor, b"late")
     os.close(gone.descriptor)
     assert (folder / "out").read_bytes() == b""
     assert (folder / "run.json").is_file()
+
+
+def test_loops_scores_the_detector_on_a_file(endstop: Endstop, folder: Path) -> None:
+    """One line a detector; a file that cannot be read, or a line that does not fit, is named."""
+    call = {"kind": "tool_call", "node": "a", "name": "f", "args": {"x": 1}}
+    steps = [step for at in range(8) for step in (call, {"kind": "tool_result", "of": 2 * at, "text": "same"})]
+    trajectory = {"id": "1", "source": "made up", "outcome": "fail", "steps": steps}
+    labelled = trajectory | {"label": {"loop": True, "start": 2, "kind": "exact"}}
+    (folder / "loops.jsonl").write_text(f"{json.dumps(labelled)}\n")
+    ended = endstop("loops", "loops.jsonl")
+    assert ended.code == Exit.COMPLETED
+    assert re.search(r"(?m)^\| endstop +\| 1\.000 \(1/1\)", ended.out)
+    assert "FILE='missing' cannot be used: name a file that can be read" in endstop("loops", "missing").err
+    (folder / "wrong.jsonl").write_text("{}\n")
+    assert endstop("loops", "wrong.jsonl").err.startswith("endstop: error [loop_data]: wrong.jsonl, line 1")
 
 
 # --- help ---------------------------------------------------------------------------------------------------------
@@ -485,7 +516,7 @@ def test_a_tool_that_never_returns_does_not_hold_up_the_end() -> None:
     with child("run", "agents.py:blocked", "hi", "--max-seconds", "0.5", "--on-limit", "stop") as process:
         out, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == Exit.TRUNCATED
-    assert "[TRUNCATED: max_seconds is used up" in out
+    assert "[TRUNCATED: max_seconds " in out
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -501,6 +532,14 @@ def test_a_reader_that_goes_away_ends_the_run(options: tuple[str, ...], folder: 
     assert "Traceback" not in err
     assert "Exception ignored" not in err
     assert AgentResult.from_json((folder / "run.json").read_bytes()).stop_reason == "cancelled"
+
+
+def test_what_an_encoding_lacks_is_shown_as_an_escape() -> None:
+    """A run does not fail because its output goes to a place without Unicode."""
+    with child("run", "agents.py:endless", "—", env={**os.environ, "PYTHONIOENCODING": "ascii"}) as process:
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == Exit.TRUNCATED
+    assert "A partial answer to \\u2014." in out
 
 
 def on_a_terminal(columns: int, *arguments: str, **environment: str) -> tuple[int, str]:

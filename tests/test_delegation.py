@@ -115,7 +115,7 @@ async def test_a_sub_agent_is_inside_the_limit_of_its_parent() -> None:
     agent, model = boss(helper, delegating("search"), "the end", limits=PlanLimits(max_model_calls=4))
     result = await agent.run("go")
     assert helper_model.request_count + model.request_count == result.spent.model_calls == 4
-    assert returns(result)["search"].startswith("[TRUNCATED: max_model_calls is used up (")
+    assert returns(result)["search"].startswith("[TRUNCATED: max_model_calls ")
     assert (result.stop_reason, result.text) == ("budget", "the end"), "its last call is the one that it kept"
 
 
@@ -190,6 +190,23 @@ async def test_a_long_answer_of_a_child_waits_for_the_reader() -> None:
     assert sum(event.kind == "text_delta" and event.path == ("boss", "helper") for event in events) == 3_000
 
 
+async def test_a_reader_who_comes_late_finds_every_child_at_work() -> None:
+    """Where nobody reads for a while all of them wait, and all go on when somebody does."""
+    words = " ".join("word" for _ in range(300))
+
+    def step(asked: ModelRequest) -> ScriptStep:
+        return words if len(asked.messages) > 1 else turn(words, calls=[call("look", {"n": 1})])
+
+    helper = Agent(ScriptedModel([forever(step)], stream=True), tools=[look], name="helper", limits=FREE)
+    agent, _ = boss(helper, delegating(*"abcdefgh"), "the end")
+    async with agent.stream("go") as run:
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(5):
+            events = await events_of(run)
+    assert ends(events) == [("done", ("boss", "helper"))] * 8 + [("done", ("boss",))]
+    assert sum(event.kind == "text_delta" for event in events) == 8 * 2 * 300 + 1
+
+
 async def test_a_delegated_run_without_a_stream_comes_to_its_end() -> None:
     """A framework that calls the tool by itself reads no events: nothing waits for a reader that is not there."""
     long = ScriptedModel([" ".join("word" for _ in range(3_000))], stream=True)
@@ -246,6 +263,7 @@ async def test_a_child_that_was_not_started_is_no_result() -> None:
     agent, _ = nested(1)
     result = await agent.run("go", limits=PlanLimits(max_depth=0))
     assert [message.status for message in result.messages if isinstance(message, ToolReturn)] == ["not_run"]
+    assert result.spent.tools == {}, "a call that is refused is no execution"
 
 
 async def test_a_child_cannot_allow_itself_more_depth() -> None:
@@ -286,7 +304,7 @@ async def test_a_child_cut_by_its_parent_s_time_hands_over_what_it_has() -> None
     limits = PlanLimits(max_seconds=3_600.5, answer_seconds=3_600.0)
     agent, _ = boss(helper, delegating("wait"), "the end", limits=limits)
     result = await agent.run("go")
-    assert returns(result)["wait"].startswith("[TRUNCATED: max_seconds is used up (")
+    assert returns(result)["wait"].startswith("[TRUNCATED: max_seconds ")
     assert returns(result)["wait"].endswith("\n\nhalf of it")
     assert result.text == "the end"
 
@@ -304,7 +322,7 @@ async def test_a_child_that_runs_out_of_its_own_time_ends_honestly() -> None:
     limits = PlanLimits(max_seconds=0.05, on_limit="stop")
     agent, _ = boss(helper.as_tool(limits=limits), delegating("wait"), "the end")
     result = await agent.run("go")
-    assert returns(result)["wait"].startswith("[TRUNCATED: max_seconds is used up (0.05")
+    assert returns(result)["wait"].startswith("[TRUNCATED: max_seconds ")
     assert returns(result)["wait"].endswith("\n\nhalf of it")
     assert result.text == "the end"
 

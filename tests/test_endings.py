@@ -106,7 +106,7 @@ async def test_every_limit_keeps_a_final_answer_inside_itself(limit: str) -> Non
     assert (result.ending.limit, result.ending.rung) == (limit, "model_answer")
     assert result.ending.used is not None
     assert result.ending.allowed is not None
-    assert 0 < result.ending.used <= result.ending.allowed  # type: ignore[operator]  # numbers of one kind
+    assert 0 < result.ending.used <= result.ending.allowed
     assert result.stop_reason == ("tool_limit" if limit == "max_model_rounds" else "budget")
     assert result.spent.underestimated_tokens == 0
     assert_valid_history(result.messages)
@@ -325,7 +325,7 @@ async def test_the_text_of_a_truncated_result_opens_with_the_banner(limit: str) 
     agent, _ = spender()
     result = await agent.run("Go.", limits=LIMITS[limit])
     first, *rest = str(result).split("\n\n")
-    assert first.startswith(f"[TRUNCATED: {limit} is used up")
+    assert first.startswith(f"[TRUNCATED: {limit} ")
     assert "partial answer" in first
     assert "\n\n".join(rest) == result.text == "the end"
 
@@ -413,7 +413,7 @@ async def test_raise_is_told_in_the_stream_as_truncated_and_error() -> None:
 async def test_time_under_stop_ends_without_asking() -> None:
     """Nothing is held of the time either: what is there when it is up is the result."""
     agent, model = searcher(asks(1), Step(text="late", latency_seconds=60))
-    due = datetime.now(UTC) + timedelta(seconds=0.2)
+    due = datetime.now(UTC) + timedelta(seconds=0.5)
     result = await agent.run("Go.", limits=PlanLimits(deadline=due, on_limit="stop"))
     assert ended(result)[0] == "tool_digest"
     assert model.request_count == 2

@@ -25,7 +25,7 @@ SAYS = {
     "quickstart.py": ["It will be 21 degrees in Oslo.", "completed after 2 rounds and 1 tool call"],
     "resume.py": [
         "[TRUNCATED: max_model_rounds is used up (2 of 2); this is a partial answer from what was found so far]",
-        "resume: max_model_rounds is used up",
+        "resume: max_model_rounds ",
         "Two pages are read: three stops in all.",
         "4 rounds, 2 tool calls in all",
     ],

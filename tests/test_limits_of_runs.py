@@ -254,6 +254,14 @@ async def test_a_prompt_that_does_not_fit_the_token_limit_is_not_sent() -> None:
     assert (model.request_count, result.spent.tokens, result.stop_reason) == (0, 0, "budget")
 
 
+async def test_a_provider_that_reports_less_than_nothing_gives_nothing_back() -> None:
+    """No usage, however wrong, makes a budget larger than it was."""
+    agent, _ = searcher(asks(1, usage=(-5_000, -700)), turn("done", usage=(10, 5)))
+    result = await agent.run("Go.", limits=PlanLimits(max_tokens=4_000))
+    assert result.spent.input_tokens >= 10
+    assert result.spent.output_tokens >= 5
+
+
 async def test_tokens_that_the_provider_does_not_report_are_estimated_and_counted() -> None:
     """Missing usage is never 0: it is estimated, and `unmeasured` counts the requests."""
     agent, _ = searcher(asks(1), turn("done", usage=(50, 5)))
@@ -310,8 +318,8 @@ async def test_a_known_model_is_priced_by_the_table() -> None:
 # --- time -----------------------------------------------------------------------------------------
 
 TIMES = {
-    "max_seconds": lambda: PlanLimits(max_seconds=0.4, answer_seconds=0.2),
-    "deadline": lambda: PlanLimits(deadline=datetime.now(UTC) + timedelta(seconds=0.4), answer_seconds=0.2),
+    "max_seconds": lambda: PlanLimits(max_seconds=3, answer_seconds=2.6),
+    "deadline": lambda: PlanLimits(deadline=datetime.now(UTC) + timedelta(seconds=3), answer_seconds=2.6),
 }
 
 
@@ -371,7 +379,7 @@ async def test_time_ends_tools_in_flight_and_every_call_is_answered(limit: str) 
 async def test_a_final_answer_that_takes_too_long_is_given_up() -> None:
     """The limit is the limit: the next rung of the ladder is the result, and nothing is asked again."""
     agent, model = searcher(asks(1), Step(text="late", latency_seconds=60), Step(text="later", latency_seconds=60))
-    result = await agent.run("Go.", limits=PlanLimits(max_seconds=0.3))
+    result = await agent.run("Go.", limits=PlanLimits(max_seconds=0.8, answer_seconds=0.3))
     assert result.ending is not None
     assert (result.ending.rung, model.request_count) == ("tool_digest", 3)
     assert "page 1" in result.text
@@ -397,8 +405,8 @@ async def test_time_is_checked_where_nothing_ever_waits(limits: PlanLimits) -> N
 
 async def test_the_time_of_a_shared_budget_keeps_the_final_answers_too() -> None:
     """A time limit above the run is one of its limits: the final answer has its seconds inside it."""
-    agent, model = searcher(Step(text="never", latency_seconds=60), Step(text="the end", latency_seconds=0.01))
-    result = await agent.run("Go.", budget=Budget(PlanLimits(max_seconds=0.6)))
+    agent, _ = searcher(Step(text="never", latency_seconds=60), Step(text="the end", latency_seconds=0.01))
+    result = await agent.run("Go.", limits=PlanLimits(answer_seconds=2.6), budget=Budget(PlanLimits(max_seconds=3)))
     assert result.ending is not None
     assert (result.text, result.ending.limit, result.ending.rung) == ("the end", "max_seconds", "model_answer")
 

@@ -103,7 +103,7 @@ def test_a_wrong_value_is_named_by_its_option(given: dict[str, object], message:
         ("max_seconds", 1.5, "--max-seconds 3.0"),
         ("deadline", 1.9e9, "--deadline TIME"),
         ("tool_limits['search']", 5, "--tool-limit search=10"),
-        ("tool_limits['it\\'s a tool']", 5, '--tool-limit \'it\'"\'"\'s a tool=10\''),
+        ("tool_limits['it\\'s a tool']", 5, "--tool-limit 'it'\"'\"'s a tool=10'"),
         ("model_output_cap", 100, ""),
         ("max_model_rounds", None, ""),
     ],

@@ -297,15 +297,15 @@ def test_a_text_is_cut_with_a_marker_that_says_how_long_it_was(text: str, most: 
         (LimitHit(limit="max_model_rounds", used=10, allowed=10), "max_model_rounds is used up (10 of 10)"),
         (LimitHit(limit="tool_limits['x']", used=0, allowed=0), "tool_limits['x'] is used up (0 of 0)"),
         (LimitHit(limit="max_tokens", used=10**30, allowed=10**30), f"max_tokens is used up ({10**30} of {10**30})"),
-        (LimitHit(limit="max_seconds", used=7.504, allowed=10.0), "max_seconds is used up (7.504 of 10 seconds)"),
-        (LimitHit(limit="max_seconds", used=0.1 + 0.2, allowed=3), "max_seconds is used up (0.3 of 3 seconds)"),
+        (LimitHit(limit="max_seconds", used=7.504, allowed=10.0), "max_seconds leaves no room (7.504 of 10 seconds)"),
+        (LimitHit(limit="max_seconds", used=0.1 + 0.2, allowed=3), "max_seconds leaves no room (0.3 of 3 seconds)"),
         (
             LimitHit(limit="max_cost", used=Decimal("0.50"), allowed=Decimal("1E+1")),
-            "max_cost is used up (0.50 of 10 US dollars)",
+            "max_cost leaves no room (0.50 of 10 US dollars)",
         ),
         (
             LimitHit(limit="max_cost", used=Decimal("1E-7"), allowed=Decimal(1)),
-            "max_cost is used up (0.0000001 of 1 US dollars)",
+            "max_cost leaves no room (0.0000001 of 1 US dollars)",
         ),
         (LimitHit(limit="deadline", used=1.8e9, allowed=1.8e9), "the deadline has come"),
         (

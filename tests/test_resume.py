@@ -34,7 +34,7 @@ from endstop import (
     UserMessage,
 )
 from endstop._messages import JsonObject
-from endstop.models.scripted import ScriptedModel, Step, call, forever, turn
+from endstop.models.scripted import ScriptedModel, ScriptStep, Step, call, forever, turn
 from tests.runs import (
     asks,
     assert_nothing_held,
@@ -142,8 +142,13 @@ async def test_more_time_takes_the_run_on(kind: str) -> None:
         due = datetime.now(UTC) + timedelta(seconds=seconds)
         return PlanLimits(max_seconds=seconds) if kind == "max_seconds" else PlanLimits(deadline=due, answer_seconds=0)
 
-    low = limits(0.2)
-    agent, _ = searcher(asks(1), Step(text="late", latency_seconds=60), "partial", "done")
+    def step(request: ModelRequest) -> ScriptStep:
+        if request.final:
+            return "partial"
+        return Step(text="late", latency_seconds=60) if model.request_count < 3 else "done"
+
+    low = limits(0.3)
+    agent, model = searcher(asks(1), forever(step))
     first = await agent.run("Go.", limits=low)
     assert first.ending is not None
     assert first.ending.limit == kind
@@ -153,6 +158,16 @@ async def test_more_time_takes_the_run_on(kind: str) -> None:
     last = await agent.resume(first, limits=limits(600))
     assert last.stop_reason == "completed"
     assert last.spent.seconds >= first.spent.seconds > 0
+
+
+async def test_a_cost_limit_that_comes_later_counts_what_was_spent_before() -> None:
+    """The tokens of an unpriced leg are not free: the limit is one of the whole run."""
+    agent, _, first = await cut_short(PlanLimits(max_model_rounds=3))
+    assert first.spent.tokens == 670
+    limits = PlanLimits(max_model_rounds=50, max_cost=8, assume_price=CENT_A_TOKEN)
+    last = await agent.resume(first, limits=limits)
+    assert last.spent.cost == Decimal("0.01") * last.spent.tokens
+    assert last.spent.cost <= 8
 
 
 async def test_a_completed_run_is_not_continued() -> None:
@@ -208,7 +223,7 @@ with open(sys.argv[1], "w", encoding="utf-8") as file:
 
 async def test_another_process_goes_on_from_the_stored_state(tmp_path: Path) -> None:
     """The JSON of the state is all that is needed; spent amounts, numbers and history come along."""
-    agent, _, first = await cut_short(PlanLimits(max_model_rounds=3))
+    _, _, first = await cut_short(PlanLimits(max_model_rounds=3))
     store = tmp_path / "run.json"
     store.write_text(first.state.to_json(), encoding="utf-8")
     command = [sys.executable, "-c", CHILD, str(store)]
@@ -269,7 +284,7 @@ async def test_numbers_and_warnings_go_on_where_they_were() -> None:
 @pytest.mark.both_backends
 async def test_an_error_leaves_a_state_to_go_on_from() -> None:
     """After a final error of the model nothing that was done is lost or done again."""
-    agent, model = searcher(asks(1), ModelError("down", status=400), "done")
+    agent, _ = searcher(asks(1), ModelError("down", status=400), "done")
     with pytest.raises(ModelError) as raised:
         await agent.run("Go.")
     assert raised.value.state is not None

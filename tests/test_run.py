@@ -152,7 +152,7 @@ async def test_a_tool_may_know_the_run_it_is_in() -> None:
     assert (context.call_id, context.tool) == ("c1", "note")
     assert context.budget.spent(0).tool_calls == 2
     assert returns(result.messages)[-1] == ("ok", "ann")
-    assert list(model.requests[0].tools[1].parameters["properties"]) == ["n"]  # type: ignore[arg-type]  # an object
+    assert list(model.requests[0].tools[1].parameters["properties"]) == ["n"]
 
 
 async def test_what_a_tool_reserves_counts() -> None:
@@ -283,7 +283,7 @@ class Page(BaseModel):
 
 def reader(*steps: object, limits: PlanLimits | None = None) -> tuple[Agent[Page], ScriptedModel]:
     """An agent with a structured output."""
-    model = ScriptedModel(steps)  # type: ignore[arg-type]  # any steps of a script
+    model = ScriptedModel(steps)
     return Agent(model, tools=[look], output_type=Page, limits=limits or PlanLimits()), model
 
 

@@ -292,7 +292,7 @@ def test_without_anything_the_ending_is_empty() -> None:
     """And says so."""
     result = conclude(state(GO, hit=TOKENS, stop_reason="budget"), plan())
     assert (result.ending.rung, result.text, result.output) == ("empty", "", None)
-    assert str(result) == "[TRUNCATED: max_tokens is used up (90 of 100); there is no answer]"
+    assert str(result) == "[TRUNCATED: max_tokens leaves no room (90 of 100); there is no answer]"
 
 
 def test_only_what_this_run_said_counts() -> None:
@@ -323,7 +323,7 @@ def test_the_ending_names_the_limit_and_what_is_left_undone() -> None:
     )
     assert ending(ended) == Ending(
         rung="last_text",
-        reason="max_cost is used up (0.45 of 0.5 US dollars); the final answer failed: busy",
+        reason="max_cost leaves no room (0.45 of 0.5 US dollars); the final answer failed: busy",
         limit="max_cost",
         used=Decimal("0.45"),
         allowed=Decimal("0.5"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -74,6 +74,7 @@ class Bench:
                 tool=asked.name,
                 budget=self.budget,
             ),
+            key=lambda asked: f"3/tool/{asked.call_id}",
             on_call=lambda asked: self.asked.append(asked.call_id),
             on_return=lambda _, answer: self.told.append(answer),
         )
@@ -271,6 +272,15 @@ async def test_arguments_that_are_no_json_are_shown_to_the_model(cut: bool, why:
     assert answer.content.startswith(f'Not run: the arguments {why}. They were: {{"n": 111')
     assert answer.content.endswith("[cut: the first 500 of 1006 characters are shown]")
     assert bench.executions == 0
+
+
+async def test_a_tool_may_refuse_a_call_before_it_is_paid() -> None:
+    """What it says is told to the model, and nothing is run."""
+    refusing = replace(tool(echo_again), refusal=lambda context: f"Not run: {context.tool} is closed.")
+    bench = Bench([])
+    answer = await bench.returned(refusing, n=1)
+    assert (answer.status, answer.content, bench.executions) == ("not_run", "Not run: echo_again is closed.", 0)
+    assert (await bench.returned(replace(refusing, refusal=lambda _: None), n=1)).content == "1"
 
 
 # -- results and faults ----------------------------------------------------------------------------

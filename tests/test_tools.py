@@ -433,11 +433,11 @@ def unknown_attribute(x: datetime.nowhere) -> None:
     """A hint that its module does not have."""
 
 
-def no_expression(x: "int |") -> None:  # noqa: F722 - as above
+def no_expression(x: "int |") -> None:  # noqa: F722 - that it is no Python is what is tested
     """A hint that is no Python."""
 
 
-def no_union(x: "int | 'str'") -> None:  # noqa: UP037 - as above
+def no_union(x: "int | 'str'") -> None:  # noqa: UP037 - that it is text is what is tested
     """A hint that is no type."""
 
 

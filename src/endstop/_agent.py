@@ -232,9 +232,8 @@ class Agent(Generic[OutputT]):
         else:
             run_id = f"{context.run_id}/{context.call_id}"
             state, first = fresh_state(task, history=(), limits=limits, run_id=run_id, agent=self.name), None
-        levels = parent.depth_left if parent is not None else None
-        place = Place(path=context.path, depth_left=None if levels is None else levels - 1, deps=context.deps)
-        queue = parent.queue if parent is not None else EventQueue()
+        place = parent.place_below(context.call_id) if parent is not None else Place(deps=context.deps)
+        queue = parent.queue if parent is not None else EventQueue(unread=True)
         run = Run(self._plan, state, Budget(limits, parent=context.budget, spent=state.spent), queue, place)
         with observing():
             await Leg(run, first or Started(model=self.model.name)).drive()

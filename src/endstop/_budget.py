@@ -42,7 +42,7 @@ class TimeLeft:
 
     def hit(self) -> LimitHit:
         """The limit as used up."""
-        return LimitHit(limit=self.limit, used=round(self.used, 3), allowed=round(self.allowed, 3))
+        return LimitHit(limit=self.limit, used=round(self.used, 3), allowed=self.allowed)
 
 
 class Budget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from endstop._errors import LimitExceeded
@@ -20,9 +21,6 @@ def delegate(run_below: RunBelow, *, name: str, description: str) -> Tool:
     """
 
     async def ask(task: str, context: ToolContext[Any]) -> str:
-        parent = context.parent
-        if parent is not None and parent.depth_left == 0:
-            return f"Not run: the limit max_depth leaves no level of delegation for {name}."
         try:
             result = await run_below(task, context)
         except LimitExceeded as error:
@@ -31,4 +29,10 @@ def delegate(run_below: RunBelow, *, name: str, description: str) -> Tool:
             raise ChildPaused(result.state)
         return str(result)
 
-    return from_function(ask, name=name, description=description)
+    def refusal(context: ToolContext[Any]) -> str | None:
+        levels = context.parent.place_below(context.call_id).depth_left if context.parent is not None else None
+        if levels is None or levels >= 0:
+            return None
+        return f"Not run: the limit max_depth leaves no level of delegation for {name}."
+
+    return replace(from_function(ask, name=name, description=description), refusal=refusal)

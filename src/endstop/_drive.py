@@ -11,6 +11,7 @@ from endstop._steps import CallModel, Fail, Finish, Recall, Repair, RunTools, ne
 if TYPE_CHECKING:
     from endstop._events import Resumed, Started
     from endstop._run import Run
+    from endstop._state import RunState
 
 
 class Leg:
@@ -19,8 +20,13 @@ class Leg:
     def __init__(self, run: Run, first: Started | Resumed) -> None:
         self._run = run
         self._first = first
-        self.state = run.state
         self.cancel = run.cancel
+
+    @property
+    def state(self) -> RunState:
+        """The run's state, its counters up to date."""
+        self._run.sync()
+        return self._run.state
 
     async def drive(self) -> None:
         """Work within the time there is, end, and tell how."""

@@ -78,11 +78,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What people have said about one call so far: the decision on it, and the answers to its interrupts in order."""
+    """What people have said about one call so far: the decision on it, and the answers to its interrupts in order.
+
+    `started` says that its execution was paid, `paused` how often it has waited.
+    """
 
     decision: JsonObject | None = None
     answers: tuple[JsonValue, ...] = ()
     started: bool = False
+    paused: int = 0
 
 
 def approval_pause(call: ToolCall, *, run_id: str, path: tuple[str, ...], parameters: JsonObject) -> Pause:
@@ -132,13 +136,15 @@ def answer_pauses(state: RunState, answers: Mapping[str, object], now: datetime)
         if problem is not None:
             what = f"the answer {reprlib.repr(answer)} to the pause {pause_id!r} does not fit its schema: {problem}"
             raise ResumeError(f"{what}; use a Decision" if pause.kind == "approval" else what)
-    for pause_id, answer in plain.items():
-        _note(state, pause_id, answer)
+    _note(state, plain)
 
 
 def close_pauses(state: RunState) -> None:
-    """Nothing is waited for any more: no answer is taken for what is open now."""
-    state.closed_pauses += [pause.pause_id for pause in state.pauses]
+    """Nothing is waited for any more, here and below: no answer is taken for what is open now."""
+    for child in state.children.values():
+        close_pauses(child)
+        state.closed_pauses += [pause_id for pause_id in child.closed_pauses if pause_id not in state.closed_pauses]
+    state.closed_pauses += [pause.pause_id for pause in state.pauses if pause.pause_id not in state.closed_pauses]
     state.pauses.clear()
     state.children.clear()
 
@@ -176,19 +182,23 @@ def bad_schema(schema: JsonObject | None) -> str | None:
     return _stray_reference(schema) or (_ENDLESS if schema_problem(schema, None) == _ENDLESS else None)
 
 
-def _note(state: RunState, pause_id: str, answer: JsonValue) -> None:
-    pause = next(pause for pause in state.pauses if pause.pause_id == pause_id)
-    state.pauses.remove(pause)
-    state.closed_pauses.append(pause_id)
-    child = state.children.get(pause.call_id)
-    if child is not None:
-        _note(child, pause_id, answer)
-        return
-    reply = state.replies.get(pause.call_id, Reply())
-    if pause.kind == "approval" and isinstance(answer, dict):
-        state.replies[pause.call_id] = replace(reply, decision=answer)
-    else:
-        state.replies[pause.call_id] = replace(reply, answers=(*reply.answers, answer))
+def _note(state: RunState, answers: Mapping[str, JsonValue]) -> None:
+    """Note checked answers. A child that got one goes on, so that its pauses are its own until it pauses again."""
+    answered = [pause for pause in state.pauses if pause.pause_id in answers]
+    state.closed_pauses += [pause.pause_id for pause in answered]
+    below: dict[str, dict[str, JsonValue]] = {}
+    for pause in answered:
+        answer = answers[pause.pause_id]
+        reply = state.replies.get(pause.call_id, Reply())
+        if pause.call_id in state.children:
+            below.setdefault(pause.call_id, {})[pause.pause_id] = answer
+        elif pause.kind == "approval" and isinstance(answer, dict):
+            state.replies[pause.call_id] = replace(reply, decision=answer)
+        else:
+            state.replies[pause.call_id] = replace(reply, answers=(*reply.answers, answer))
+    for call_id, given in below.items():
+        _note(state.children[call_id], given)
+    state.pauses = [pause for pause in state.pauses if pause not in answered and pause.call_id not in below]
 
 
 def _plain(pause_id: str, answer: object) -> JsonValue:

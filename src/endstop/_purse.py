@@ -45,6 +45,13 @@ class Purse:
         self._size = ContextSize(plan.frame_tokens)
         self._limited = any(left is not None for left in budget.left("tokens", "output_tokens", "cost"))
         self._price = _price(plan, budget)
+        earlier = budget.spent(0.0)
+        if self._price is not None and earlier.tokens and earlier.price_source is None:
+            # Tokens of an earlier leg that nothing priced: the limit is one of the whole run.
+            used = Usage(input_tokens=earlier.input_tokens, output_tokens=earlier.output_tokens)
+            Hold(budget=budget, amounts={}).settle({"cost": self._price.cost(used)})
+        if self._price is not None:
+            budget.name_price_source(self._price.source)
         self._reserve: Hold | None = None
         # An agent without tools gives the same answer in an ordinary round, so that it needs no reserve.
         self.keeps_reserve = limits.on_limit == "answer" and bool(plan.tools)
@@ -190,5 +197,4 @@ def _price(plan: Plan, budget: Budget) -> Pricing | None:
         if limited:
             raise PriceUnknown(plan.model.name)
         return None
-    budget.name_price_source(price.source)
     return price

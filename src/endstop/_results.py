@@ -203,7 +203,8 @@ def limit_reason(hit: LimitHit) -> str:
     if hit.limit == LOOP:
         return "the run repeats itself"
     unit = {"max_cost": " US dollars", "max_seconds": " seconds"}.get(hit.limit, "")
-    return f"{hit.limit} is used up ({_amount(hit.used)} of {_amount(hit.allowed)}{unit})"
+    amounts = f"({_amount(hit.used)} of {_amount(hit.allowed)}{unit})"
+    return f"{hit.limit} is used up {amounts}" if hit.used >= hit.allowed else f"{hit.limit} leaves no room {amounts}"
 
 
 def _amount(value: float | Decimal) -> str:

@@ -48,7 +48,8 @@ def resumed_state(
     if state.wrap_up_at is not None:
         # The answer that the limit forced is the result's. Seeing it, a model repeats it instead of going on.
         del state.messages[state.wrap_up_at :]
-    if not pending_calls(state.messages) and isinstance(state.messages[-1], ModelTurn):
+        state.applied = min(state.applied, state.wrap_up_at)
+    if state.hit is not None and isinstance(state.messages[-1], ModelTurn) and not pending_calls(state.messages):
         text = "You may go on now: tools can be called again. Continue, and give the whole answer when you have it."
         state.messages.append(UserMessage(content=text, source="kernel"))
     reopen(state)
@@ -60,6 +61,7 @@ def reopen(state: RunState) -> None:
     if state.hit is not None and state.hit.limit == LOOP:
         state.loops = LoopState()
     state.wrap_up_at = None
+    state.repairs = max(state.repairs - 1, 0)  # where the repairs were used up, going on is one more
     state.hit, state.wrap_up, state.unrun, state.note, state.stop_reason = None, "none", [], "", None
 
 
@@ -70,6 +72,8 @@ def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, object]) -
         waiting = ", ".join(f"{pause.pause_id!r} ({pause.question})" for pause in state.pauses)
         raise ResumeError(f"the run waits for people: give answers={{pause_id: answer}} for one of {waiting}")
     hit = state.hit
-    allowed = allowed_by_limit(limits).get(hit.limit) if hit is not None else None
-    if hit is not None and allowed is not None and allowed <= hit.allowed:
+    if hit is None or allowed_by_limit(state.limits).get(hit.limit) != hit.allowed:
+        return  # no limit of its own ended it: a shared budget may be another one now
+    allowed = allowed_by_limit(limits).get(hit.limit)
+    if allowed is not None and allowed <= hit.allowed:
         raise ResumeError(f"{limit_reason(hit)}: pass limits= that allow more than {hit.allowed}", limit=hit.limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -35,7 +36,6 @@ from endstop._loops import Action, Outcome, ToolBatch
 from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pending_calls, text_of
 from endstop._pauses import Reply, close_pauses
 from endstop._purse import Purse
-from endstop._results import AgentResult
 from endstop._steps import CallModel, Plan, RunTools, conclude
 from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls
 from endstop.models.base import Delta, ModelRequest
@@ -44,6 +44,7 @@ from endstop.turn_observation import observe_recall, observe_turn
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from endstop._results import AgentResult
     from endstop._stages import Retrieval
     from endstop._state import RunState
     from endstop._stream import EventQueue
@@ -51,11 +52,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a run stands: the agents above it, how deep it may delegate, and what its tools are given."""
+    """Where a run stands: the agents above it, how deep it may delegate, and what its tools are given.
+
+    `keys` opens the keys of its effects, so that no run below the same one shares any.
+    """
 
     path: tuple[str, ...] = ()
     depth_left: int | None = None
     deps: object = None
+    keys: str = ""
 
     def depth_for(self, limits: PlanLimits) -> int | None:
         """The levels of delegation that a run here has left under its own limits too."""
@@ -71,7 +76,8 @@ class Run:
         self.state = state
         self.budget = budget
         self.path = (*place.path, plan.name)
-        self.depth_left = place.depth_for(state.limits)
+        self._depth_left = place.depth_for(state.limits)
+        self._keys = place.keys
         self.queue = queue
         self._deps = place.deps
         self._purse = Purse(plan, state.limits, budget)
@@ -88,6 +94,7 @@ class Run:
             budget=budget,
             effects=plan.effects,
             context=self._context,
+            key=self._tool_key,
             on_call=self._on_call,
             on_return=self._on_return,
         )
@@ -103,10 +110,12 @@ class Run:
         self._purse.release()
         self.budget.stop_clock(time.monotonic())
         if isinstance(error, Exception):
-            if isinstance(error, RunError):
-                self.sync()
-                error.state = self.state.copy()
+            # It did not end: whoever goes on from its state finds it where it was.
+            self.state.stop_reason = None
             self.tell(ErrorEvent(error=str(error), code=getattr(error, "code", type(error).__name__)))
+            self.sync()
+            if isinstance(error, RunError):
+                error.state = self.state.copy()
         elif error is not None or self.state.stop_reason == "cancelled":
             self.state.stop_reason = "cancelled"
             self._give_up_pauses()
@@ -215,7 +224,7 @@ class Run:
         """Run the retrieval stage on the prompt and put what it found before it."""
         prompt = self.state.messages[self.state.first_message]
         text = text_of(prompt.content) if isinstance(prompt, UserMessage) else ""
-        found = await self.plan.effects.step("retrieval", lambda: retrieval.retrieve(text))
+        found = await self.plan.effects.step(f"{self._keys}retrieval", lambda: retrieval.retrieve(text))
         self.state.recalled = True
         if found.text:
             recalled = UserMessage(content=found.text, source="kernel")
@@ -254,7 +263,7 @@ class Run:
         if batch.hit is not None and _ends_run(batch):
             self._stop_at(batch.hit)
         if not step.refuse:
-            self._watch_for_loops(batch)
+            self._watch_for_loops()
         if self.state.hit is None:
             self.state.unrun.clear()
             self._warn()
@@ -278,26 +287,34 @@ class Run:
             self.state.messages.append(answer)
         self.state.side_effects += [tool.name for tool in batch.started if not tool.read_only]
 
-    def _watch_for_loops(self, batch: Batch) -> None:
-        """Show the batch to the detector: a first finding is told to the model, one that goes on ends the run."""
-        detector = self.plan.loops
-        if detector is None or not batch.returns:
+    def _watch_for_loops(self) -> None:
+        """Show the turn's calls to the detector: a first finding is told to the model, one that goes on ends the run."""
+        detector, state = self.plan.loops, self.state
+        if detector is None or pending_calls(state.messages):
             return
-        outcomes = tuple(
-            self._outcome(call, batch.returns[c]) for call in batch.calls if (c := call.call_id) in batch.returns
-        )
-        self.state.loops, finding = detector.observe(self.state.loops, ToolBatch(outcomes=outcomes))
+        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=self._outcomes()))
         if finding is None:
             return
-        rounds_left = self.budget.left("model_rounds")[0]
-        nudged = not (finding.persistent or batch.paused or self.state.hit or rounds_left == 0)
+        left = self.budget.left("model_rounds", "model_calls")
+        nudged = not finding.persistent and state.hit is None and all(n is None or n > 0 for n in left)
         self.tell(LoopDetected(reason=finding.reason, repeats=finding.repeats, nudged=nudged))
         if finding.persistent:
-            self.state.note = self.state.note or finding.reason
+            state.note = state.note or finding.reason
             self._stop_at(LimitHit(limit=LOOP, used=finding.repeats, allowed=detector.policy.repeats))
         elif nudged:
             text = f"You are repeating yourself: {finding.reason}. Try something else, or answer from what you have."
-            self.state.messages.append(UserMessage(content=text, source="kernel"))
+            state.messages.append(UserMessage(content=text, source="kernel"))
+
+    def _outcomes(self) -> tuple[Outcome, ...]:
+        """The calls of the newest turn with their returns: one step, also where some of them waited for people."""
+        returns: dict[str, ToolReturn] = {}
+        for message in reversed(self.state.messages):
+            if isinstance(message, ModelTurn):
+                answered = ((call, returns.get(call.call_id)) for call in message.tool_calls)
+                return tuple(self._outcome(call, result) for call, result in answered if result is not None)
+            if isinstance(message, ToolReturn):
+                returns[message.call_id] = message
+        return ()
 
     def _outcome(self, call: ToolCall, result: ToolReturn) -> Outcome:
         tool = self.plan.tools.get(call.name)
@@ -316,12 +333,22 @@ class Run:
         state = self.state
         state.pauses += paused.pauses
         started = any(pause.kind != "approval" or pause.path != self.path for pause in paused.pauses)
-        state.replies[call.call_id] = replace(state.replies.get(call.call_id, Reply()), started=started)
+        reply = state.replies.get(call.call_id, Reply())
+        state.replies[call.call_id] = replace(reply, started=started, paused=reply.paused + 1)
         if paused.child is not None:
             state.children[call.call_id] = paused.child
         for pause in paused.pauses:
             if pause.path == self.path:
                 self.tell(AskUser(pause=pause) if pause.kind == "ask_user" else InterruptEvent(pause=pause))
+
+    def place_below(self, call_id: str) -> Place:
+        """Where a run stands that is delegated in this call."""
+        left = self._depth_left
+        keys = f"{self._keys}{self.state.round}/tool/{call_id}/"
+        return Place(path=self.path, depth_left=None if left is None else left - 1, deps=self._deps, keys=keys)
+
+    def _tool_key(self, call: ToolCall) -> str:
+        return f"{self._keys}{self.state.round}/tool/{call.call_id}"
 
     def waiting_child(self, call_id: str) -> RunState | None:
         """The delegated run that paused in this call, if there is one."""
@@ -412,9 +439,9 @@ class Run:
         async def ask() -> ModelTurn:
             return await self.plan.model.respond(request, on_delta)
 
-        key = f"{self.state.round}/model" if attempt == 1 else f"{self.state.round}/model/{attempt}"
+        key = f"{self._keys}{self.state.round}/model" + (f"/{attempt}" if attempt > 1 else "")
         try:
-            turn = await self.plan.effects.step(key, ask)
+            turn = _with_sound_usage(await self.plan.effects.step(key, ask))
             if turn.text and not written:
                 show(Delta(text=turn.text))
             if envelope is not None and (held := envelope.end()):
@@ -485,10 +512,11 @@ class Run:
             self._call_ids.update(ids)
             return turn
         calls: list[ToolCall] = []
-        for index, call in enumerate(turn.tool_calls):
+        fresh = (f"call_{self.state.round}_{number}" for number in itertools.count())
+        for call in turn.tool_calls:
             call_id = call.call_id
             if not call_id or call_id in self._call_ids:
-                call_id = f"call_{self.state.round}_{index}"
+                call_id = next(made for made in fresh if made not in self._call_ids and made not in ids)
             self._call_ids.add(call_id)
             calls.append(replace(call, call_id=call_id))
         # The provider's own form has the old ids, so that replaying it would not match the returns.
@@ -534,10 +562,18 @@ _TOO_LATE = "the time was up before the final answer was there"
 _STOPPED = "Stopped before it was done; it may have had an effect."
 
 
+def _with_sound_usage(turn: ModelTurn) -> ModelTurn:
+    """The turn; usage below nothing, which would give something back to the budget, counts as not reported."""
+    usage = turn.usage
+    if usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and usage.cached_input_tokens >= 0):
+        return turn
+    return replace(turn, usage=None)
+
+
 def _ends_run(batch: Batch) -> bool:
     """Whether the limit that kept a call of the batch from running ends the run.
 
     A limit on one tool leaves the others, so that the model may go on; a round in which nothing at
     all could run shows that it does not.
     """
-    return not batch.started or not (batch.hit and batch.hit.limit.startswith("tool_limits"))
+    return not (batch.started or batch.paused) or not (batch.hit and batch.hit.limit.startswith("tool_limits"))

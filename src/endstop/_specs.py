@@ -1,4 +1,4 @@
-"""What SPEC means on the command line: where an agent is found, and what is wrong where it is not."""
+"""What SPEC means on the command line: where an agent or the like is found, and what is wrong where it is not."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from typing_extensions import TypeIs
 
 from endstop._agent import Agent
 from endstop._errors import ConfigError
@@ -15,19 +19,48 @@ from endstop._errors import ConfigError
 if TYPE_CHECKING:
     from types import ModuleType, TracebackType
 
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought(Generic[Found]):
+    """What a SPEC is to name, and how its errors call it: an `article` with a `noun`, and the `kind` of object."""
+
+    article: str
+    noun: str
+    kind: str
+    is_one: Callable[[object], TypeIs[Found]]
+
+
+def _is_agent(found: object) -> TypeIs[Agent[object]]:
+    return isinstance(found, Agent)
+
+
+_AGENT = Sought(article="an", noun="agent", kind="an endstop.Agent", is_one=_is_agent)
+
 
 def load_agent(spec: str) -> Agent[object]:
-    """The agent that SPEC names, or that the function without arguments that it names returns.
+    """The agent that SPEC names, or that the function without arguments that it names returns, as `load` finds it.
+
+    Raises:
+        ConfigError: there is no such agent; the message says why, whatever the module raised.
+    """
+    return load(spec, _AGENT)
+
+
+def load(spec: str, sought: Sought[Found]) -> Found:
+    """What SPEC names, or what the function without arguments that it names returns.
 
     SPEC is `package.module:name` or `file.py:name`. The working folder, or the file's own, is where
     modules are looked for first.
 
     Raises:
-        ConfigError: there is no such agent; the message says why, whatever the module raised.
+        ConfigError: there is nothing of that sort; the message says why, whatever the module raised.
     """
+    noun = sought.noun
     place, _, name = spec.rpartition(":")
     if not place or not name:
-        raise ConfigError("SPEC", spec, "write package.module:agent or file.py:agent")
+        raise ConfigError("SPEC", spec, f"write package.module:{noun} or file.py:{noun}")
     if place.endswith(".py") and not Path(place).is_file():
         raise ConfigError("SPEC", spec, f"there is no file {place}")
     with _Loading(spec, place):
@@ -36,18 +69,22 @@ def load_agent(spec: str) -> Agent[object]:
         for part in name.split("."):
             found = getattr(found, part, None)
     if found is None:
-        agents = ", ".join(key for key, value in vars(module).items() if isinstance(value, Agent)) or "none"
-        raise ConfigError("SPEC", spec, f"{place} has no {name!r}; the agents in it are: {agents}")
+        others = ", ".join(key for key, value in vars(module).items() if sought.is_one(value)) or "none"
+        raise ConfigError("SPEC", spec, f"{place} has no {name!r}; the {noun}s in it are: {others}")
+    if sought.is_one(found):
+        return found
     if inspect.iscoroutinefunction(found):
-        raise ConfigError("SPEC", spec, f"{name} is async; name an agent, or a plain function that returns one")
-    if callable(found) and not isinstance(found, Agent):
-        with _Loading(spec, place):
-            found = found()
-    if not isinstance(found, Agent):
-        kind = type(found).__name__
-        remedy = f"name an endstop.Agent, or a function that returns one; {name} gives something of type {kind}"
+        remedy = f"{name} is async; name {sought.article} {noun}, or a plain function that returns one"
         raise ConfigError("SPEC", spec, remedy)
-    return cast("Agent[object]", found)  # whatever its output is, the command line only shows it
+    made: object = found
+    if callable(found):
+        with _Loading(spec, place):
+            made = found()
+    if sought.is_one(made):
+        return made
+    kind = type(made).__name__
+    remedy = f"name {sought.kind}, or a function that returns one; {name} gives something of type {kind}"
+    raise ConfigError("SPEC", spec, remedy)
 
 
 class _Loading:

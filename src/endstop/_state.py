@@ -39,13 +39,13 @@ class RunState:
 
     `messages` is the whole history; the run's own part starts at `first_message`. `hit` is the limit
     that ends the run, `wrap_up` whether the reserved final answer was asked for and had, from the
-    message `wrap_up_at` on. `recalled` says that the retrieval stage was run, `applied` up to which message extraction operations were
-    applied. `pauses` is what people are asked and have not answered, `closed_pauses` the ids that take
-    no answer any more, `replies` what was said by call id, and `children` the delegated runs that
-    wait, by the id of the call that runs them. `loops` is what the loop detector remembers. `unrun`
-    are the calls that the model asked for and that were not run since the limit was hit,
-    `side_effects` the tools that were started and are not read-only, and `note` what else there is to
-    say of the ending.
+    message `wrap_up_at` on. `recalled` says that the retrieval stage was run, `applied` up to which
+    message extraction operations were applied. `pauses` is what people are asked and have not answered,
+    `closed_pauses` the ids that take no answer any more, `replies` what was said by call id, and
+    `children` the delegated runs that wait, by the id of the call that runs them. `loops` is what the
+    loop detector remembers. `unrun` are the calls that the model asked for and that were not run since
+    the limit was hit, `side_effects` the tools that were started and are not read-only, and `note` what
+    else there is to say of the ending.
     """
 
     run_id: str

@@ -50,7 +50,7 @@ class RetryPolicy:
 
     def wait_seconds(self, attempt: int, retry_after_seconds: float | None, draw: float) -> float:
         """Seconds to wait after the failed attempt number `attempt`; `draw` is a random number from 0 to 1."""
-        backoff = min(self.initial_wait_seconds * 2.0 ** (attempt - 1), self.max_wait_seconds)
+        backoff = min(self.initial_wait_seconds * 2.0 ** min(attempt - 1, 60), self.max_wait_seconds)
         return max(backoff + draw * self.jitter_seconds, retry_after_seconds or 0.0)
 
 
@@ -126,7 +126,7 @@ _STOP_REASONS: dict[str, StopReason] = {"max_model_rounds": "tool_limit", LOOP: 
 
 def next_step(state: RunState, plan: Plan) -> Step:
     """The next step of a run in this state."""
-    if plan.retrieval is not None and not state.recalled:
+    if plan.retrieval is not None and not state.recalled and state.hit is None:
         return Recall(retrieval=plan.retrieval)
     calls = pending_calls(state.messages)
     if calls and state.hit is not None:
@@ -135,17 +135,18 @@ def next_step(state: RunState, plan: Plan) -> Step:
         waiting = {pause.call_id for pause in state.pauses}
         ready = tuple(call for call in calls if call.call_id not in waiting)
         return RunTools(calls=ready) if ready else Finish(stop_reason="paused")
+    newest = state.messages[-1]
+    # A turn that answers is never thrown away, whatever was used up by then; what ended at an output cap is no answer.
+    answer = plan.output.read(newest.text) if isinstance(newest, ModelTurn) and state.wrap_up == "none" else None
+    if isinstance(answer, Valid):
+        return Finish(stop_reason="completed")
     if state.hit is not None:
         # Without tools every round was a final answer already; asking once more would find the same limit.
         if state.limits.on_limit == "answer" and plan.tools and state.wrap_up == "none":
             return CallModel(final=True)
         return Finish(stop_reason=_STOP_REASONS.get(state.hit.limit, "budget"))
-    newest = state.messages[-1]
-    if not isinstance(newest, ModelTurn):
+    if answer is None:
         return CallModel()
-    answer = plan.output.read(newest.text)
-    if not isinstance(answer, Invalid):
-        return Finish(stop_reason="completed")
     if state.repairs < plan.output_repairs:
         return Repair(problem=answer.problem)
     return Fail(problem=answer.problem)

@@ -36,12 +36,16 @@ class LiveRun(Protocol):
 
 
 class EventQueue:
-    """Events from a run to its one reader, numbered in order. Once `HIGH_WATER` of them are unread it `is_full`."""
+    """Events from a run to its one reader, numbered in order. Once `HIGH_WATER` of them are unread it `is_full`.
 
-    __slots__ = ("_events", "_failure", "_more", "_room", "is_closed", "result", "seq")
+    With `unread` nobody is going to read: events are numbered and dropped.
+    """
 
-    def __init__(self, seq: int = 0) -> None:
+    __slots__ = ("_events", "_failure", "_more", "_room", "_unread", "is_closed", "result", "seq")
+
+    def __init__(self, seq: int = 0, *, unread: bool = False) -> None:
         self.seq = seq
+        self._unread = unread
         self.result: AgentResult[object] | None = None
         self._events: deque[Event] = deque()
         self._more: anyio.Event | None = None
@@ -59,7 +63,8 @@ class EventQueue:
         self.seq += 1
         # The one place where an event gets its number: it is not shared with anybody yet.
         object.__setattr__(event, "seq", self.seq)
-        self._events.append(event)
+        if not self._unread:
+            self._events.append(event)
         if isinstance(event, Done | Cancelled) and len(event.path) == 1:
             self.result = event.result
         if self._more is not None:
@@ -69,7 +74,8 @@ class EventQueue:
     async def room(self) -> None:
         """Wait until the reader has caught up."""
         while self.is_full:
-            self._room = anyio.Event()
+            if self._room is None:
+                self._room = anyio.Event()
             await self._room.wait()
 
     def close(self, failure: BaseException | None = None) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import itertools
 import json
+import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from endstop._state import RunState
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from endstop._run import Place
     from endstop._stream import EventQueue
 
 DepsT = TypeVar("DepsT", default=object)
@@ -60,13 +61,12 @@ class ParentRun(Protocol):
     """A run as far as a delegated one below it needs to know it."""
 
     @property
-    def depth_left(self) -> int | None:
-        """How many more levels of delegation its limits allow; `None` for any number."""
-        ...
-
-    @property
     def queue(self) -> EventQueue:
         """Where its events go, and those of the runs below it."""
+        ...
+
+    def place_below(self, call_id: str) -> Place:
+        """Where a run stands that is delegated in this call."""
         ...
 
     def waiting_child(self, call_id: str) -> RunState | None:
@@ -91,7 +91,8 @@ class Tool:
     `polling` tool may repeat more often, and a `repeatable` one as often as it likes.
 
     `body` runs it with checked arguments and `check` turns the model's JSON into those arguments,
-    raising `ValueError` with a text for the model; both are made from the function.
+    raising `ValueError` with a text for the model; both are made from the function. `refusal` may say
+    why a call is not to be run at all, before it is paid.
     """
 
     spec: ToolSpec
@@ -104,6 +105,7 @@ class Tool:
     requires_approval: bool = False
     polling: bool = False
     repeatable: bool = False
+    refusal: Callable[[ToolContext[Any]], str | None] | None = None
 
     def __post_init__(self) -> None:
         check_seconds("timeout_seconds", self.timeout_seconds)
@@ -270,6 +272,7 @@ class Workshop:
     budget: Budget
     effects: Effects
     context: Callable[[ToolCall, Reply], ToolContext[Any]]
+    key: Callable[[ToolCall], str]
     on_call: Callable[[ToolCall], None]
     on_return: Callable[[ToolCall, ToolReturn], None]
 
@@ -392,8 +395,10 @@ async def _within(seconds: float | None, work: Awaitable[object]) -> object:
 
 def _must_stop() -> bool:
     """Whether a cancellation is this task's own; on asyncio it may be that of a task which a tool waited for."""
+    # Looked at only where it is in use: to import asyncio is a good part of what importing endstop costs.
+    asyncio = sys.modules.get("asyncio")
     try:
-        task = asyncio.current_task()
+        task = None if asyncio is None else asyncio.current_task()
     except RuntimeError:
         return True
     return task is None or task.cancelling() > 0
@@ -419,13 +424,15 @@ def _accept(call: ToolCall, reply: Reply, batch: Batch, shop: Workshop) -> ToolR
     if tool.requires_approval and reply.decision is None:
         pause = approval_pause(call, run_id=context.run_id, path=context.path, parameters=tool.spec.parameters)
         return Paused(pauses=(pause,))
+    if tool.refusal is not None and (why := tool.refusal(context)) is not None:
+        return _return(call, why, "not_run")
     hit = None if reply.started else _charge(shop.budget, tool.name)
     if hit is not None:
         batch.hit = batch.hit or hit
         text = f"Not run: the limit {hit.limit} is used up ({hit.used} of {hit.allowed})."
         return _return(call, text, "not_run")
-    again = f"/{len(reply.answers)}" if reply.answers else ""
-    key = f"{context.round}/tool/{call.call_id}{again}"
+    again = f"/{reply.paused}" if reply.paused else ""
+    key = f"{shop.key(call)}{again}"
     preface = "" if given is call.arguments else f"[A person changed the arguments to {render(given, 500)}]\n"
     return _Job(call=call, tool=tool, arguments=arguments, context=context, key=key, preface=preface)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import io
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ from endstop._results import AgentResult
 from endstop._specs import load_agent
 from endstop._state import RunState
 from endstop._tools import toolbox
+from endstop.testing.loops import render_table, score_file
 from endstop.views.follow import follow
 from endstop.views.words import Redactor, printable
 
@@ -49,6 +51,9 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     READER_GONE = 141
 
+
+_LAST_SECONDS = 1.0
+"""How long the threads of tools may take to end when all else is done; those that are idle take no time."""
 
 _EXITS = {
     "completed": Exit.COMPLETED,
@@ -140,10 +145,24 @@ def resume(
         return _perform(start, output.view(out, allowed, state.spent), output.save, spec)
 
 
+@app.command
+def loops(
+    file: Annotated[Path, Parameter(help="Trajectories, one a line, as `endstop.testing.loops` describes them.")], /
+) -> int:
+    """Score the loop detector on labelled trajectories, beside rules that agents use today."""
+    _check_readable(file)
+    for line in render_table(score_file(file)):
+        sys.stdout.write(f"{line}\n")
+    return Exit.COMPLETED
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code, whatever happens."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     tokens = [_STDIN if token == "-" else token for token in given]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape, and stops nothing
+            stream.reconfigure(errors="backslashreplace")
     try:
         returned = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -210,6 +229,11 @@ def _answer(text: str, state: RunState) -> tuple[str, JsonValue]:
     return pause_id, {"type": value} if asks_approval and isinstance(value, str) else value
 
 
+def _check_readable(file: Path) -> None:
+    if not file.is_file() or not os.access(file, os.R_OK):
+        raise ConfigError("FILE", str(file), "name a file that can be read")
+
+
 def _load_state(file: Path) -> RunState:
     """The state in a file that `--save` wrote.
 
@@ -217,10 +241,8 @@ def _load_state(file: Path) -> RunState:
         ConfigError: the file cannot be read.
         StateError: it is neither a result nor a state that can be read.
     """
-    try:
-        document = file.read_bytes()
-    except OSError as error:
-        raise ConfigError("FILE", str(file), f"name a file that --save wrote ({error.strerror})") from error
+    _check_readable(file)
+    document = file.read_bytes()
     is_state = b'"endstop/run-state"' in document[:100]
     try:
         return RunState.from_json(document) if is_state else AgentResult.from_json(document, object).state
@@ -245,6 +267,9 @@ def _complain(error: Exception) -> int:
             return Exit.MISUSE
         case LimitExceeded():
             return Exit.TRUNCATED
+        case ImportError(__cause__=ModuleNotFoundError(name=str(package))):
+            _say(f"the command needs {package}: pip install 'endstop[all]' brings it")
+            return Exit.MISUSE
         case RunError():
             return Exit.FAILED
         case _:
@@ -261,9 +286,10 @@ def _say(text: str) -> None:
 def _leave_stuck_threads(code: int) -> None:
     """End at once where a tool that was cut off is still in its thread; Python would wait until it returns."""
     threads = [thread for thread in threading.enumerate() if thread.name == "AnyIO worker thread"]
-    for thread in threads:
-        thread.join(timeout=0.2)
-    if any(thread.is_alive() for thread in threads):  # pragma: no cover - its measurements end with the process
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if threads:  # pragma: no cover - where one is stuck the process ends here, and its measurements with it
+        for thread in threads:
+            thread.join(timeout=_LAST_SECONDS / len(threads))
+        if any(thread.is_alive() for thread in threads):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)

@@ -49,7 +49,7 @@ class RoundText:
             case TextDelta():
                 self.whole += event.text
                 self.unshown += event.text
-                return self._complete_lines() if self.stream else []
+                return self._complete_lines() if self.stream and "\n" in event.text else []
             case UsageEvent():
                 return self._rest()
             case RoundStarted():

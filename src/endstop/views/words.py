@@ -84,12 +84,15 @@ def shorten(text: str, max_chars: int) -> str:
 def cut_at_width(text: str, width: int) -> tuple[list[str], str]:
     """Whole lines of at most `width` terminal cells, cut at spaces where there are any, and what is left over."""
     lines: list[str] = []
-    while cell_len(text) > width:
-        end = _fitting(text, width)
-        space = text.rfind(" ", 0, end + 1)
-        lines.append(text[: space if space > 0 else end])
-        text = text[space + 1 if space > 0 else end :]
-    return lines, text
+    start = 0
+    while len(text) - start > width or cell_len(text[start:]) > width:
+        # No more is looked at than can fit, so that a text of any length takes a time in proportion.
+        line = text[start : start + width + 1]
+        end = _fitting(line, width)
+        space = line.rfind(" ", 1, end + 1)
+        lines.append(line[: space if space > 0 else end])
+        start += space + 1 if space > 0 else end
+    return lines, text[start:]
 
 
 def of_child(event: Event) -> str:
@@ -225,9 +228,9 @@ def _amount(value: float | Decimal) -> str:
     return f"{value:,.4f}".rstrip("0").rstrip(".")
 
 
-def _fitting(text: str, width: int) -> int:
-    """How many characters from the start of a text that is too wide fit; at least one, so that cutting gets on."""
+def _fitting(line: str, width: int) -> int:
+    """How many characters from the start of a line fit; at least one, so that cutting gets on."""
     end = 1
-    while cell_len(text[: end + 1]) <= width:
+    while end < len(line) and cell_len(line[: end + 1]) <= width:
         end += 1
     return end

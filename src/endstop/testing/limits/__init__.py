@@ -2,13 +2,13 @@
 
 Each unit of `PlanLimits` and each of the seven ways in which limits are known to break is a named check. A check
 writes a scenario (a scripted model, counting tools, limits), lets a runner run it, and judges by what it counted
-itself: requests the model got, executions the tools saw, and what the caller was handed in the end. So it can be run
+itself: requests the model got, executions the tools saw, and what the caller was given in the end. So it can be run
 on any loop behind a `LimitRunner`: the kernel here, a framework's agent, your own.
 
 ::
 
     for result in await check_limits(KernelRunner()):
-        print(result.verdict, result.check, result.detail)
+        print(result)
 """
 
 from endstop.testing.limits.checks import ALL_CHECKS, check_limits
@@ -28,7 +28,8 @@ from endstop.testing.limits.kit import (
     RunEnd,
     Scenario,
     Script,
-    render_results,
+    Verdict,
+    render_summary,
     run_check,
 )
 
@@ -49,7 +50,8 @@ __all__ = [
     "RunawayModel",
     "Scenario",
     "Script",
+    "Verdict",
     "check_limits",
-    "render_results",
+    "render_summary",
     "run_check",
 ]

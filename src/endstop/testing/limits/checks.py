@@ -1,4 +1,8 @@
-"""The checks: one for each unit that can be limited, and one for each of the seven ways in which limits break."""
+"""The checks: one for each unit that can be limited, and one for each of the seven ways in which limits break.
+
+A fault fails one check as far as that can be: whether the end is marked, and comes with an answer, is for two of the
+seven to say; the units ask only that the limit is kept and that the run ends.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from endstop._limits import PlanLimits, Price
 from endstop._messages import ModelTurn, ToolCall, Usage
 from endstop.testing.limits.kit import (
-    FINAL_ANSWER,
     FINDING,
+    PATIENCE_SECONDS,
     Check,
     CheckResult,
     CountingTool,
@@ -29,9 +33,12 @@ _TURN_USAGE = Usage(input_tokens=100, output_tokens=100)
 _TURN_TOKENS = _TURN_USAGE.input_tokens + _TURN_USAGE.output_tokens
 
 
-async def check_limits(runner: LimitRunner, checks: Sequence[Check] | None = None) -> list[CheckResult]:
-    """Run the checks (by default all) on a runner, one after the other."""
-    return [await run_check(check, runner) for check in (ALL_CHECKS if checks is None else checks)]
+async def check_limits(
+    runner: LimitRunner, checks: Sequence[Check] | None = None, *, patience_seconds: float = PATIENCE_SECONDS
+) -> list[CheckResult]:
+    """Run the checks (by default all) on a runner, one after the other, as `run_check` does."""
+    chosen = ALL_CHECKS if checks is None else checks
+    return [await run_check(check, runner, patience_seconds=patience_seconds) for check in chosen]
 
 
 # -- units -----------------------------------------------------------------------------------------
@@ -40,19 +47,19 @@ async def check_limits(runner: LimitRunner, checks: Sequence[Check] | None = Non
 async def model_rounds(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look")]), CountingTool(name="look")
     end = await runner.run(Scenario(script=script, tools=(look,), limits=PlanLimits(max_model_rounds=4)))
-    return _over("requests", script.requests, 4) or _not_cut(end)
+    return _over("requests", script.requests, 4) or _no_end(end, script)
 
 
 async def model_calls_with_retries(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look")], outages=2), CountingTool(name="look")
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_model_calls=3)))
-    return _over("requests", script.requests, 3) or _not_cut(end)
+    return _over("requests", script.requests, 3) or _no_end(end, script)
 
 
 async def tool_calls_of_one_batch(runner: LimitRunner) -> str | None:
     script, look = Script([asks(*["look"] * 64)]), CountingTool(name="look", duration_seconds=0.01)
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_tool_calls=5)))
-    return _over("executions", look.started, 5) or _unanswered(end) or _not_cut(end)
+    return _over("executions", look.started, 5) or _unanswered(end) or _no_end(end, script)
 
 
 async def calls_of_one_tool(runner: LimitRunner) -> str | None:
@@ -67,14 +74,14 @@ async def calls_of_one_tool(runner: LimitRunner) -> str | None:
 async def tokens(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look", usage=_TURN_USAGE)]), CountingTool(name="look")
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_tokens=2_000)))
-    return _over("tokens", script.requests * _TURN_TOKENS, 2_000 + _TURN_TOKENS) or _not_cut(end)
+    return _over("tokens", script.requests * _TURN_TOKENS, 2_000 + _TURN_TOKENS) or _no_end(end, script)
 
 
 async def output_tokens(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look", usage=_TURN_USAGE)]), CountingTool(name="look")
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_output_tokens=1_000)))
     spent = script.requests * _TURN_USAGE.output_tokens
-    return _over("output tokens", spent, 1_000 + _TURN_USAGE.output_tokens) or _not_cut(end)
+    return _over("output tokens", spent, 1_000 + _TURN_USAGE.output_tokens) or _no_end(end, script)
 
 
 async def cost(runner: LimitRunner) -> str | None:
@@ -82,19 +89,21 @@ async def cost(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look", usage=_TURN_USAGE)]), CountingTool(name="look")
     limits = _limits(max_cost=0.002, assume_price=price)
     end = await runner.run(Scenario(script=script, tools=(look,), limits=limits))
-    return _over("tokens at a dollar a million", script.requests * _TURN_TOKENS, 2_000 + _TURN_TOKENS) or _not_cut(end)
+    spent = script.requests * _TURN_TOKENS
+    return _over("tokens at a dollar a million", spent, 2_000 + _TURN_TOKENS) or _no_end(end, script)
 
 
 async def working_seconds(runner: LimitRunner) -> str | None:
     script, look = Script([asks(*["look"] * 8)]), CountingTool(name="look", duration_seconds=60)
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_seconds=0.5)))
-    return _over("executions that finished", look.finished, 0) or _unanswered(end) or _not_cut(end)
+    return _over("executions that finished", look.finished, 0) or _unanswered(end) or _no_end(end, script)
 
 
 async def deadline(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look")], latency_seconds=60), CountingTool(name="look")
     due = datetime.now(UTC) + timedelta(seconds=0.5)
-    return _not_cut(await runner.run(Scenario(script=script, tools=(look,), limits=_limits(deadline=due))))
+    end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(deadline=due)))
+    return _no_end(end, script)
 
 
 async def depth(runner: LimitRunner) -> str | None:
@@ -109,7 +118,7 @@ async def depth(runner: LimitRunner) -> str | None:
 async def none_at_all(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look")]), CountingTool(name="look")
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_tool_calls=0)))
-    return _over("executions", look.started, 0) or _unanswered(end)
+    return _over("executions", look.started, 0) or _unanswered(end) or _not_asked(script)
 
 
 # -- the seven classes -----------------------------------------------------------------------------
@@ -124,7 +133,7 @@ async def a_pause_keeps_the_count(runner: LimitRunner) -> str | None:
         end = await runner.approve(end)
     if not approvals:
         return f"it never paused: {_shown(end)}"
-    return _over(f"requests after {approvals} approvals", script.requests, 3) or _not_cut(end)
+    return _over(f"requests after {approvals} approvals", script.requests, 3) or _no_end(end, script)
 
 
 async def b_children_are_inside(runner: LimitRunner) -> str | None:
@@ -133,7 +142,7 @@ async def b_children_are_inside(runner: LimitRunner) -> str | None:
     end = await runner.run(top)
     requests = top.script.requests + child.script.requests
     reached = None if child.script.requests else "the child never ran"
-    return _over("requests of parent and child", requests, 6) or reached or _not_cut(end)
+    return _over("requests of parent and child", requests, 6) or reached or _no_end(end, top.script)
 
 
 async def c_children_at_once_do_not_race(runner: LimitRunner) -> str | None:
@@ -143,13 +152,14 @@ async def c_children_at_once_do_not_race(runner: LimitRunner) -> str | None:
     top = Scenario(script=Script([asks(*["delegate"] * 8)]), child=child, limits=limits)
     end = await runner.run(top)
     requests = top.script.requests + child.script.requests
-    return _over("requests of 9 runs", requests, 7) or _unanswered(end) or _not_cut(end)
+    reached = None if child.script.requests else "no child ran"
+    return _over("requests of 9 runs", requests, 7) or _unanswered(end) or reached or _no_end(end, top.script)
 
 
 async def d_refused_tools_end_the_run(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look")]), CountingTool(name="look")
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_tool_calls=2)))
-    return _over("executions", look.started, 2) or _over("requests", script.requests, 5) or _not_cut(end)
+    return _over("executions", look.started, 2) or _over("requests", script.requests, 5) or _no_end(end, script)
 
 
 async def e_the_end_is_marked(runner: LimitRunner) -> str | None:
@@ -161,8 +171,7 @@ async def e_the_end_is_marked(runner: LimitRunner) -> str | None:
 
 async def f_there_is_a_usable_answer(runner: LimitRunner) -> str | None:
     end = await _cut_run(runner)
-    usable = FINDING in end.text or FINAL_ANSWER in end.text
-    return None if usable else f"what the tools found is not in what the caller holds: {_shown(end)}"
+    return None if FINDING in end.text else f"the caller is given no answer: {_shown(end)}"
 
 
 async def g_an_answer_on_the_last_unit_counts(runner: LimitRunner) -> str | None:
@@ -176,7 +185,7 @@ async def g_an_answer_on_the_last_unit_counts(runner: LimitRunner) -> str | None
 ALL_CHECKS: tuple[Check, ...] = (
     Check(name="model_rounds", rule="4 rounds are at most 4 requests, and end", judge=model_rounds),
     Check(name="model_calls", rule="retries are requests like any other", judge=model_calls_with_retries),
-    Check(name="tool_calls", rule="of 64 calls at once 5 run, each is answered", judge=tool_calls_of_one_batch),
+    Check(name="tool_calls", rule="of 64 calls at once at most 5 run, each is answered", judge=tool_calls_of_one_batch),
     Check(name="tool_limits", rule="a limit on one tool leaves the others", judge=calls_of_one_tool),
     Check(name="tokens", rule="tokens are bounded but for the newest request", judge=tokens),
     Check(name="output_tokens", rule="output tokens are bounded but for the newest request", judge=output_tokens),
@@ -190,7 +199,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     Check(name="c_race", rule="8 children at once cannot overrun it", judge=c_children_at_once_do_not_race),
     Check(name="d_refusals", rule="a run whose tools are refused ends", judge=d_refused_tools_end_the_run),
     Check(name="e_marked", rule="the end says that and which limit ended it", judge=e_the_end_is_marked),
-    Check(name="f_usable", rule="what was found is handed over", judge=f_there_is_a_usable_answer),
+    Check(name="f_usable", rule="the end comes with an answer from what was found", judge=f_there_is_a_usable_answer),
     Check(
         name="g_last_unit",
         rule="an answer on the last unit is a completed run",
@@ -224,10 +233,12 @@ def _over(what: str, seen: int, allowed: int) -> str | None:
     return f"{seen} {what}, {allowed} allowed" if seen > allowed else None
 
 
-def _not_cut(end: RunEnd) -> str | None:
-    if end.status == "completed":
-        return f"it ended as if it had completed: {_shown(end)}"
-    return None if end.status in ("cut", "raised") else f"it did not end: {_shown(end)}"
+def _no_end(end: RunEnd, script: Script) -> str | None:
+    return "it waits for a person" if end.status == "paused" else _not_asked(script)
+
+
+def _not_asked(script: Script) -> str | None:
+    return None if script.requests else "the model was never asked"
 
 
 def _unanswered(end: RunEnd) -> str | None:
@@ -235,5 +246,9 @@ def _unanswered(end: RunEnd) -> str | None:
 
 
 def _shown(end: RunEnd) -> str:
-    text = end.text if len(end.text) <= 60 else f"{end.text[:57]}..."
-    return f"status={end.status} text={text!r}" + (f" error={end.error[:80]!r}" if end.error else "")
+    error = f" error={_short(end.error)!r}" if end.error else ""
+    return f"status={end.status} text={_short(end.text)!r}{error}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

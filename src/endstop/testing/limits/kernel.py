@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from endstop._agent import Agent
-from endstop._errors import EndstopError, ModelError
+from endstop._errors import LimitExceeded, ModelError
 from endstop._messages import pending_calls
 from endstop._steps import RetryPolicy
 from endstop._tools import Tool, tool
 from endstop.testing.limits.kit import ModelOutage, RunEnd, Scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from endstop._limits import OnLimit
     from endstop._messages import ModelTurn
     from endstop._results import AgentResult
     from endstop.models.base import ModelRequest, OnDelta
@@ -19,24 +24,23 @@ if TYPE_CHECKING:
 
 
 class KernelRunner:
-    """Runs scenarios on `endstop.Agent`."""
+    """Runs scenarios on `endstop.Agent`, with limits that end a run as `on_limit` says."""
 
-    name = "endstop kernel"
+    def __init__(self, *, on_limit: OnLimit = "answer") -> None:
+        self.name = f"endstop {version('endstop')} (on_limit={on_limit!r})"
+        self._on_limit: OnLimit = on_limit
 
     async def run(self, scenario: Scenario) -> RunEnd:
         """Run the scenario to its end or to its next pause."""
-        agent = _agent(scenario)
-        try:
-            return _end(agent, await agent.run(scenario.prompt))
-        except EndstopError as error:
-            return RunEnd(status="raised", error=str(error))
+        agent = _agent(replace(scenario, limits=replace(scenario.limits, on_limit=self._on_limit)))
+        return await _end(agent, agent.run(scenario.prompt))
 
     async def approve(self, end: RunEnd) -> RunEnd:
         """Approve everything that the run waits for and go on."""
         assert isinstance(end.handle, _Paused)
         agent, result = end.handle.agent, end.handle.result
         answers = {pause.pause_id: {"type": "approve"} for pause in result.pauses}
-        return _end(agent, await agent.resume(result, answers=answers))
+        return await _end(agent, agent.resume(result, answers=answers))
 
 
 class _Paused:
@@ -71,9 +75,17 @@ def _tool(counting: CountingTool) -> Tool:
     return tool(name=counting.name, requires_approval=counting.needs_approval)(counting.run)
 
 
-def _end(agent: Agent[str], result: AgentResult[str]) -> RunEnd:
+async def _end(agent: Agent[str], run: Awaitable[AgentResult[str]]) -> RunEnd:
+    try:
+        result = await run
+    except LimitExceeded as error:
+        return replace(_ended(error.result), status="raised", error=str(error))
     if result.stop_reason == "paused":
         return RunEnd(status="paused", handle=_Paused(agent, result))
+    return _ended(result)
+
+
+def _ended(result: AgentResult[object]) -> RunEnd:
     return RunEnd(
         status="cut" if result.truncated else "completed",
         text=result.text,

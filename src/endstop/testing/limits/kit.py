@@ -1,4 +1,4 @@
-"""The parts of the conformance kit: scripts and tools that count, scenarios, the runner seam, and running one check."""
+"""The parts of the conformance kit: scripts and tools that count, scenarios, the runner seam, and running a check."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from endstop._limits import PlanLimits
 from endstop._messages import ModelTurn, ToolCall, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import TracebackType
 
 PROBE_STOP = 100
 """Requests after which a script stops a run that does not stop by itself."""
 
 PATIENCE_SECONDS = 30.0
-"""How long a check waits for a run to end."""
+"""How long a check waits for its runs to end."""
 
 FINDING = "the key is under the mat"
 """What the tools of a scenario find: a usable partial answer has it, or is the model's own last answer."""
@@ -43,14 +44,15 @@ class ModelOutage(Exception):
 
 
 class RunawayModel(BaseException):
-    """The script has been asked `PROBE_STOP` times: the run would not have ended. Not to be caught by loops."""
+    """The script has answered `PROBE_STOP` times, and the run goes on. No loop should catch it."""
 
 
 class Script:
     """A scripted model, whatever loop asks it: it answers the turns in order and the last one for ever.
 
     Offered no tools it answers `FINAL_ANSWER`, as a real model would answer something. The first
-    `outages` requests fail. It counts `requests` and remembers in `offered` which came with tools.
+    `outages` requests fail. Every answer has a usage. It counts `requests`, and remembers in `offered`
+    which of them came with tools.
     """
 
     def __init__(self, turns: Iterable[ModelTurn], *, outages: int = 0, latency_seconds: float = 0.0) -> None:
@@ -59,6 +61,11 @@ class Script:
         self._latency_seconds = latency_seconds
         self.requests = 0
         self.offered: list[bool] = []
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether it has been asked more than `PROBE_STOP` times."""
+        return self.requests > PROBE_STOP
 
     async def answer(self, *, tools_offered: bool) -> ModelTurn:
         """The next answer.
@@ -70,9 +77,9 @@ class Script:
         self.requests += 1
         self.offered.append(tools_offered)
         number = self.requests
-        if number > PROBE_STOP:
-            raise RunawayModel(f"stopped by the probe after {PROBE_STOP} model calls")
         await anyio.sleep(self._latency_seconds)
+        if self.is_overrun:
+            raise RunawayModel(f"asked more than {PROBE_STOP} times")
         if number <= self._outages:
             raise ModelOutage("the model is overloaded")
         if not tools_offered:
@@ -82,7 +89,8 @@ class Script:
             ToolCall(call_id=f"{number}-{index}-{call.name}", name=call.name, arguments=call.arguments)
             for index, call in enumerate(turn.tool_calls)
         )
-        return ModelTurn(text=turn.text, tool_calls=calls, usage=turn.usage, finish_reason=turn.finish_reason)
+        usage = turn.usage or Usage(input_tokens=100, output_tokens=20)
+        return ModelTurn(text=turn.text, tool_calls=calls, usage=usage, finish_reason=turn.finish_reason)
 
 
 class CountingTool:
@@ -123,9 +131,10 @@ class RunEnd:
     """How a run ended, as its caller sees it.
 
     `status` is `cut` only where a program can tell the end from a normal one without reading prose,
-    and `raised` where an exception came; `text` is what the caller then holds (of an exception: what it
-    carries of the work). `limit` names the limit where it is named for programs. `unanswered` counts
-    tool calls in the final history that have no return. `handle` is the runner's own, for `approve`.
+    and `raised` where an exception came. `text` is the answer that the caller is given (of an exception:
+    the one that it carries), not what could be dug out of a history. `limit` names the limit where it is
+    named for programs. `unanswered` counts the tool calls without a return that the loop would send to a
+    model if it went on from here. `handle` is the runner's own, for `approve`.
     """
 
     status: Literal["completed", "cut", "paused", "raised"]
@@ -161,18 +170,25 @@ class LimitRunner(Protocol):
         ...
 
 
+Verdict: TypeAlias = Literal["holds", "fails", "missing"]
+"""How a check ended; `missing` where the loop has no such limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The verdict of one check: `holds`, `fails` with what was seen, or `missing` with what the loop lacks."""
+    """The verdict of one check, and in `detail` what was seen where it fails or what the loop lacks."""
 
     check: str
     rule: str
-    verdict: Literal["holds", "fails", "missing"]
+    verdict: Verdict
     detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verdict:<7}  {self.check:<13}  {self.rule}" + (f": {self.detail}" if self.detail else "")
 
 
 Judge: TypeAlias = Callable[[LimitRunner], Awaitable[str | None]]
-"""Runs a scenario; returns what was wrong, or `None`."""
+"""Runs scenarios; returns what was wrong, or `None`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,31 +200,68 @@ class Check:
     judge: Judge
 
 
-async def run_check(check: Check, runner: LimitRunner) -> CheckResult:
-    """Run one check. A run that does not end is stopped by the probe or by the clock, and fails."""
-    problem: str | None = f"it had not ended after {PATIENCE_SECONDS:.0f} seconds"
+async def run_check(check: Check, runner: LimitRunner, *, patience_seconds: float = PATIENCE_SECONDS) -> CheckResult:
+    """Run one check. A run that does not end is stopped by its script or by the clock, and fails.
+
+    What else a runner raises is a fault of the runner, and is raised.
+    """
+    probe = _Probe(runner)
+    problem: str | None = f"the run had not ended after {patience_seconds:g} seconds"
     try:
-        with anyio.move_on_after(PATIENCE_SECONDS):
-            problem = await check.judge(runner)
+        with probe, anyio.move_on_after(patience_seconds):
+            problem = await check.judge(probe)
     except MissingFeature as missing:
         return CheckResult(check=check.name, rule=check.rule, verdict="missing", detail=missing.reason)
-    except BaseExceptionGroup as group:
-        if group.split(RunawayModel)[0] is None:
-            raise
-        problem = f"it did not end: the probe stopped it after {PROBE_STOP} model calls"
-    except RunawayModel as runaway:
-        problem = f"it did not end: {runaway}"
-    verdict: Literal["holds", "fails"] = "holds" if problem is None else "fails"
-    return CheckResult(check=check.name, rule=check.rule, verdict=verdict, detail=problem or "")
+    except BaseException as error:
+        error.add_note(f"raised by {runner.name} in the check {check.name}")
+        raise
+    if probe.is_overrun:
+        problem = f"the run had not ended after {PROBE_STOP} requests to one model"
+    return CheckResult(
+        check=check.name, rule=check.rule, verdict="holds" if problem is None else "fails", detail=problem or ""
+    )
 
 
-def render_results(name: str, results: Sequence[CheckResult]) -> list[str]:
-    """The results as lines of text, one a check, and a summary."""
-    width = max(len(result.check) for result in results)
-    lines = [name]
-    for result in results:
-        lines.append(f"  {result.verdict:<7}  {result.check:<{width}}  {result.detail or result.rule}")
-    held = sum(result.verdict == "holds" for result in results)
-    missing = sum(result.verdict == "missing" for result in results)
-    lines.append(f"  {held} of {len(results)} hold, {len(results) - held - missing} fail, {missing} missing")
-    return lines
+class _Probe:
+    """A runner that passes on to another, and knows of a run without end whatever its loop made of `RunawayModel`.
+
+    Loops wrap that, answer it with an error of their own, or take it for an answer.
+    """
+
+    def __init__(self, runner: LimitRunner) -> None:
+        self._runner = runner
+        self._scripts = list[Script]()
+        self.name = runner.name
+
+    @property
+    def is_overrun(self) -> bool:
+        return any(script.is_overrun for script in self._scripts)
+
+    async def run(self, scenario: Scenario) -> RunEnd:
+        self._scripts.extend(_scripts(scenario))
+        return await self._runner.run(scenario)
+
+    async def approve(self, end: RunEnd) -> RunEnd:
+        return await self._runner.approve(end)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.is_overrun and isinstance(error, Exception | BaseExceptionGroup | RunawayModel)
+
+
+def _scripts(scenario: Scenario) -> Iterator[Script]:
+    yield scenario.script
+    if scenario.child is not None:
+        yield from _scripts(scenario.child)
+
+
+def render_summary(results: Sequence[CheckResult]) -> str:
+    """How many checks hold, in a line."""
+    counts = {
+        verdict: sum(result.verdict == verdict for result in results) for verdict in ("holds", "fails", "missing")
+    }
+    return f"{counts['holds']} of {len(results)} hold, {counts['fails']} fail, {counts['missing']} missing"
