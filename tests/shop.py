@@ -8,7 +8,11 @@ from datetime import UTC, datetime
 from endstop import (
     Agent,
     AgentResult,
+    Cancelled,
     Decision,
+    Done,
+    ErrorEvent,
+    Event,
     Interrupt,
     MemoryEffects,
     Message,
@@ -22,10 +26,12 @@ from endstop import (
     ask_user,
     tool,
 )
-from endstop.models.scripted import Forever, ScriptedModel, ScriptStep, call
+from endstop.models.scripted import Forever, ScriptedModel, ScriptStep, call, turn
 
 APPROVE = Decision(type="approve")
 INTEGER = {"type": "integer"}
+FREE = PlanLimits(max_model_rounds=None)
+"""No limits of its own."""
 
 
 class Clock(MemoryEffects):
@@ -130,3 +136,13 @@ def assert_all_answered(messages: Sequence[Message]) -> None:
     assert not waiting, f"never answered: {waiting}"
     assert all(ids), "a call has no id"
     assert len(set(ids)) == len(ids), f"an id was given twice: {ids}"
+
+
+def delegating(*tasks: str, to: str = "helper") -> ModelTurn:
+    """A turn that hands out tasks, all at once."""
+    return turn(calls=[call(to, {"task": task}, call_id=task) for task in tasks])
+
+
+def ends(events: Sequence[Event]) -> list[tuple[str, tuple[str, ...]]]:
+    """Which run ended how, in order."""
+    return [(event.kind, event.path) for event in events if isinstance(event, Done | Cancelled | ErrorEvent)]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from datetime import timedelta
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -15,37 +11,21 @@ from endstop import (
     Agent,
     AgentResult,
     Budget,
-    Cancelled,
-    Decision,
-    Done,
-    ErrorEvent,
     Event,
     MemoryEffects,
     ModelError,
     ModelRequest,
     ModelTurn,
     PlanLimits,
-    ResumeError,
     Tool,
     ToolContext,
     ToolFatal,
     ToolReturn,
-    ask_user,
     tool,
 )
 from endstop.models.scripted import Forever, ScriptedModel, ScriptStep, call, forever, turn
 from tests.runs import AT_ONCE, events_of, look, searches
-from tests.shop import APPROVE, Clock, answers_to, assert_all_answered, returns, stored
-
-T = TypeVar("T")
-
-FREE = PlanLimits(max_model_rounds=None)
-"""No limits of its own."""
-
-
-def delegating(*tasks: str, to: str = "helper") -> ModelTurn:
-    """A turn that hands out tasks, all at once."""
-    return turn(calls=[call(to, {"task": task}, call_id=task) for task in tasks])
+from tests.shop import FREE, assert_all_answered, delegating, ends, returns, stored
 
 
 def boss(
@@ -72,11 +52,6 @@ async def watched(agent: Agent[str], prompt: str = "go") -> tuple[AgentResult[st
     async with agent.stream(prompt, run_id="r") as run:
         events = await events_of(run)
     return run.result, events
-
-
-def ends(events: Sequence[Event]) -> list[tuple[str, tuple[str, ...]]]:
-    """Which run ended how, in order."""
-    return [(event.kind, event.path) for event in events if isinstance(event, Done | Cancelled | ErrorEvent)]
 
 
 # -- one budget ------------------------------------------------------------------------------------
@@ -393,178 +368,3 @@ class Waiting:
 
     def __init__(self, respond: Callable[..., Awaitable[ModelTurn]]) -> None:
         self.respond = respond
-
-
-# -- pauses below ----------------------------------------------------------------------------------
-
-
-class Chain:
-    """A boss above a helper above a clerk, whose tools ask people; `done` is what the tools did."""
-
-    def __init__(self, *asked: str, effects: MemoryEffects | None = None) -> None:
-        self.done: list[str] = []
-        effects = effects or MemoryEffects()
-        tools = [tool(requires_approval=True)(self.pay), self.look, ask_user]
-        arguments = {"pay": {"amount": 1}, "look": {"n": 1}, "ask_user": {"question": "name?"}}
-        calls = [call(name, arguments[name], call_id=f"{name}{n}") for n, name in enumerate(asked)]
-        self.model = ScriptedModel([delegating("a", to="helper"), "all done"])
-        self.middle = ScriptedModel([delegating("b", to="clerk"), "middle done"])
-        self.lowest = ScriptedModel([turn(calls=calls), "clerk done"])
-        clerk = Agent(self.lowest, tools=tools, name="clerk", effects=effects)
-        helper = Agent(self.middle, tools=[clerk.as_tool()], name="helper", effects=effects)
-        self.agent = Agent(self.model, tools=[helper.as_tool(), self.look], name="boss", effects=effects)
-
-    async def pay(self, amount: int) -> str:
-        """Pay an amount."""
-        self.done.append(f"pay {amount}")
-        return f"paid {amount}"
-
-    async def look(self, n: int) -> str:
-        """Look at a page."""
-        self.done.append(f"look {n}")
-        return f"page {n}"
-
-
-async def test_a_pause_two_levels_down_pauses_the_run_and_is_answered_at_its_top() -> None:
-    """With the path of the agent that asks; each level goes on where it was, and nothing is done or paid twice."""
-    chain = Chain("pay", "look")
-    async with chain.agent.stream("go", run_id="r") as run:
-        events = await events_of(run)
-    paused = stored(run.result)
-    (pause,) = paused.pauses
-    assert (pause.pause_id, pause.path) == ("r/a/b:pay0:approval", ("boss", "helper", "clerk"))
-    assert (pause.call.name, pause.call_id) == ("pay", "a"), "what asks, and the call of this run that waits for it"
-    assert [event.path for event in events if event.kind == "interrupt"] == [pause.path], "told once, by who asks"
-    assert ends(events) == [("done", pause.path[: 3 - n]) for n in range(3)]
-    assert chain.done == ["look 1"]
-    async with chain.agent.resume_stream(paused, answers={pause.pause_id: APPROVE}) as run:
-        events = await events_of(run)
-    assert [event.path for event in events if event.kind == "resumed"] == [pause.path[: n + 1] for n in range(3)]
-    assert [event.kind for event in events if event.kind == "retrieved" or event.kind == "started"] == []
-    assert events[0].seq == paused.state.seq + 1
-    assert (run.result.text, chain.done) == ("all done", ["look 1", "pay 1"])
-    assert run.result.spent.model_calls == 6
-    assert run.result.spent.tools == {"helper": 1, "clerk": 1, "pay": 1, "look": 1}
-    assert returns(run.result) == {"a": "middle done"}
-    assert [m.request_count for m in (chain.model, chain.middle, chain.lowest)] == [2, 2, 2]
-
-
-async def test_the_pauses_of_a_child_may_be_answered_together() -> None:
-    """From the top, as if they were its own."""
-    chain = Chain("pay", "ask_user", "pay")
-    paused = stored(await chain.agent.run("go", run_id="r"))
-    answers = {"r/a/b:pay0:approval": APPROVE, "r/a/b:ask_user1:0": "Ada", "r/a/b:pay2:approval": APPROVE}
-    assert {pause.pause_id for pause in paused.pauses} == set(answers)
-    result = await chain.agent.resume(paused, answers=answers)
-    assert (result.text, chain.done) == ("all done", ["pay 1", "pay 1"])
-    with pytest.raises(ResumeError, match="completed"):
-        await chain.agent.resume(result, answers=answers)
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-async def test_the_pauses_of_a_child_may_be_answered_one_by_one(order: tuple[int, ...]) -> None:
-    """In any order: what is answered runs at once, at every depth, and what still waits pauses the run again."""
-    chain = Chain("pay", "ask_user", "pay")
-    result = await chain.agent.run("go", run_id="r")
-    ids = [pause.pause_id for pause in result.pauses]
-    payments = 0
-    for number, index in enumerate(order, start=1):
-        result = await chain.agent.resume(stored(result), answers={ids[index]: APPROVE if index != 1 else "Ada"})
-        assert {pause.pause_id for pause in result.pauses} == {ids[each] for each in order[number:]}
-        payments += index != 1
-        assert len(chain.done) == payments
-        with pytest.raises(ResumeError, match=r"is used|completed"):
-            await chain.agent.resume(result, answers={ids[index]: APPROVE})
-    assert result.text == "all done"
-    assert result.spent.tools == {"helper": 1, "clerk": 1, "pay": 2, "ask_user": 1}
-
-
-async def test_two_children_and_the_parent_pause_at_once() -> None:
-    """Each question has its own id; a child that needs no answer any more comes to its end, the others wait."""
-    done: list[str] = []
-
-    @tool(requires_approval=True)
-    def pay(amount: int) -> str:
-        """Pay an amount."""
-        done.append(f"pay {amount}")
-        return f"paid {amount}"
-
-    def step(asked: ModelRequest) -> ScriptStep:
-        if len(asked.messages) > 1:
-            return "bought"
-        return turn(calls=[call("pay", {"amount": 1}, call_id="pay")])
-
-    helper = Agent(ScriptedModel([forever(step)]), tools=[pay], name="helper")
-    first = [*delegating("a", "b").tool_calls, call("pay", {"amount": 2}, call_id="pay")]
-    agent = Agent(ScriptedModel([turn(calls=first), "the end"]), tools=[helper.as_tool(), pay], name="boss")
-    result = await agent.run("go", run_id="r")
-    for number, pause_id in enumerate(["r/b:pay:approval", "r:pay:approval", "r/a:pay:approval"], start=1):
-        assert pause_id in {pause.pause_id for pause in result.pauses}
-        result = await agent.resume(stored(result), answers={pause_id: APPROVE})
-        assert len(done) == number
-    assert returns(result) == {"b": "bought", "pay": "paid 2", "a": "bought"}
-    assert (result.text, result.spent.tools) == ("the end", {"helper": 2, "pay": 3})
-
-
-async def test_an_edit_and_a_rejection_reach_the_call_two_levels_down() -> None:
-    """The decision is about the call that asks, not about the delegation."""
-    chain = Chain("pay", "pay")
-    paused = await chain.agent.run("go", run_id="r")
-    edit, reject = Decision(type="edit", arguments={"amount": 7}), Decision(type="reject", message="no")
-    await chain.agent.resume(paused, answers={"r/a/b:pay0:approval": edit, "r/a/b:pay1:approval": reject})
-    assert chain.done == ["pay 7"]
-    told = [message.content for message in chain.lowest.requests[-1].messages if isinstance(message, ToolReturn)]
-    assert told == ['[A person changed the arguments to {"amount":7}]\npaid 7', "Not run: a person rejected it: no"]
-
-
-async def test_a_delegation_may_itself_need_approval() -> None:
-    """Nothing below it runs before, and it is not asked for again when its child pauses."""
-    chain = Chain("pay")
-    helper = chain.agent.tools[0]
-    assert isinstance(helper, Tool)
-    agent = Agent(chain.model, tools=[replace(helper, requires_approval=True)], name="boss")
-    first = await agent.run("go", run_id="r")
-    assert chain.middle.request_count == 0
-    second = stored(await agent.resume(first, answers={"r:a:approval": APPROVE}))
-    assert [pause.pause_id for pause in second.pauses] == ["r/a/b:pay0:approval"]
-    result = await agent.resume(second, answers=answers_to(second, APPROVE))
-    assert (result.text, chain.done) == ("all done", ["pay 1"])
-    assert result.spent.tools == {"helper": 1, "clerk": 1, "pay": 1}
-
-
-async def test_a_limit_of_the_parent_gives_up_what_waits_below() -> None:
-    """The ids of a child that nobody will go on with take no answer any more."""
-    clock = Clock()
-    chain = Chain("pay", "pay", effects=clock)
-    limits = PlanLimits(deadline=clock.time + timedelta(hours=1))
-    paused = stored(await chain.agent.run("go", limits=limits, run_id="r"))
-    clock.time += timedelta(hours=2)
-    result = await chain.agent.resume(paused, answers={"r/a/b:pay0:approval": APPROVE})
-    assert (result.stop_reason, result.pauses, chain.done) == ("budget", (), [])
-    with pytest.raises(ResumeError, match="'r/a/b:pay1:approval' is used"):
-        await chain.agent.resume(result, answers={"r/a/b:pay1:approval": APPROVE}, limits=FREE)
-
-
-class Keys(MemoryEffects):
-    """Notes the keys under which work is asked for."""
-
-    __slots__ = ("seen",)
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    async def step(self, key: str, do: Callable[[], Awaitable[T]]) -> T:
-        self.seen.append(key)
-        return await do()
-
-
-async def test_no_two_steps_of_a_run_and_its_children_share_a_key() -> None:
-    """One journal serves them all: a key that came twice would be answered with what another step had kept."""
-    effects = Keys()
-    chain = Chain("pay", "ask_user", effects=effects)
-    result = await chain.agent.run("go")
-    while result.stop_reason == "paused":
-        pause = result.pauses[0]
-        result = await chain.agent.resume(result, answers={pause.pause_id: APPROVE})
-    assert result.text == "all done"
-    assert sorted(effects.seen) == sorted(set(effects.seen))

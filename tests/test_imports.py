@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models._openai_http": {"h11", "httpx"},
     "models.openai": {"httpx", "httpx_sse"},
     "testing": PYDANTIC,
+    "testing.commands": {"cyclopts", "rich"},
     "views": {"rich"} | PYDANTIC,
 }
 """Module or package -> the third-party packages that it and what it contains may import, as well as its parents'."""

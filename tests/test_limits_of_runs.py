@@ -20,6 +20,7 @@ from endstop import (
     Price,
     PriceUnknown,
     ToolReturn,
+    Usage,
     tool,
 )
 from endstop.models.scripted import ScriptedModel, Step, call, turn
@@ -313,6 +314,32 @@ async def test_a_known_model_is_priced_by_the_table() -> None:
     spent = (await Agent(model).run("Go.", limits=PlanLimits(max_cost=10))).spent
     assert spent.cost > 0
     assert (spent.price_source or "").startswith("genai-prices ")
+
+
+class TornTable:
+    """A price table with a fault in it: it cannot price the answer that it is asked to."""
+
+    source = "torn"
+
+    def price_of(self, model: str) -> TornTable:
+        """Itself."""
+        return self
+
+    def cost(self, usage: Usage) -> Decimal:
+        """Fails for what a request really used."""
+        if usage.output_tokens == 7:
+            raise KeyError("no page for this")
+        return Decimal(1)
+
+
+async def test_a_price_table_that_fails_leaves_nothing_held() -> None:
+    """The error is the caller's to see; the request was sent all the same, and counts."""
+    budget = Budget(PlanLimits(max_model_calls=9, max_tokens=90_000))
+    agent = Agent(ScriptedModel([turn("done", usage=(20, 7))]), tools=[look], prices=TornTable())
+    with pytest.raises(KeyError, match="no page for this"):
+        await agent.run("Go.", budget=budget)
+    assert budget.spent(0).model_calls == 1
+    assert_nothing_held(budget)
 
 
 # --- time -----------------------------------------------------------------------------------------

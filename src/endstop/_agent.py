@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     )
     from endstop._state import RunState
 
-_TEXT = cast("type[Any]", str)  # the output type of an agent that is given none, as the type variable's default says
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent(Generic[OutputT]):
@@ -62,7 +59,7 @@ class Agent(Generic[OutputT]):
     model: Model = field(kw_only=False)
     tools: Sequence[AnyTool] = ()
     instructions: str | None = None
-    output_type: type[OutputT] = _TEXT
+    output_type: type[OutputT] = str  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType] - its default
     limits: PlanLimits = field(default_factory=PlanLimits)
     name: str = "agent"
     output_repairs: int = 2
@@ -248,9 +245,11 @@ class Agent(Generic[OutputT]):
 
 
 def _loop_is_running() -> bool:
-    # Looked at only where somebody has imported it: importing asyncio is a good part of what importing endstop costs.
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio.events._get_running_loop() is not None
+    try:
+        anyio.get_current_task()
+    except RuntimeError:  # what every anyio says where there is no event loop
+        return False
+    return True
 
 
 async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:

@@ -288,7 +288,7 @@ class Run:
         self.state.side_effects += [tool.name for tool in batch.started if not tool.read_only]
 
     def _watch_for_loops(self) -> None:
-        """Show the turn's calls to the detector: a first finding is told to the model, one that goes on ends the run."""
+        """Show the turn's calls to the detector: a first finding is told to the model, a later one ends the run."""
         detector, state = self.plan.loops, self.state
         if detector is None or pending_calls(state.messages):
             return

@@ -76,6 +76,7 @@ class ParentRun(Protocol):
 
 Arguments: TypeAlias = dict[str, Any]
 ToolBody: TypeAlias = Callable[[Arguments, ToolContext[Any]], Awaitable[object]]
+RefuseCall: TypeAlias = Callable[[ToolContext[Any]], str | None]
 CheckArguments: TypeAlias = Callable[[JsonObject], Arguments]
 
 
@@ -105,7 +106,7 @@ class Tool:
     requires_approval: bool = False
     polling: bool = False
     repeatable: bool = False
-    refusal: Callable[[ToolContext[Any]], str | None] | None = None
+    refusal: RefuseCall | None = None
 
     def __post_init__(self) -> None:
         check_seconds("timeout_seconds", self.timeout_seconds)
@@ -424,8 +425,9 @@ def _accept(call: ToolCall, reply: Reply, batch: Batch, shop: Workshop) -> ToolR
     if tool.requires_approval and reply.decision is None:
         pause = approval_pause(call, run_id=context.run_id, path=context.path, parameters=tool.spec.parameters)
         return Paused(pauses=(pause,))
-    if tool.refusal is not None and (why := tool.refusal(context)) is not None:
-        return _return(call, why, "not_run")
+    refusal = tool.refusal(context) if tool.refusal is not None else None
+    if refusal is not None:
+        return _return(call, refusal, "not_run")
     hit = None if reply.started else _charge(shop.budget, tool.name)
     if hit is not None:
         batch.hit = batch.hit or hit

@@ -92,6 +92,7 @@ app = App(
 `app.command("package.module:function", name="...")`."""
 
 app.command("endstop.demo.main:demo", name="demo")
+app.command("endstop.testing.commands:conformance", name="conformance")
 
 
 @app.command

@@ -95,8 +95,9 @@ async def _run(source: Source, record: Path | None) -> int:
     out.print(printable(Redactor(os.environ)(source.says)), style="bold", soft_wrap=True)
     with Library.from_folder(pages(), hits=3) as library:
         out.print(
-            f"\nAn agent is asked about this project. It may look into {len(library)} sections of the project's "
-            f"documents with three tools: search, open and quote.\n\nThe question: {QUESTION}"
+            f"\nAn agent answers a question from {len(library)} sections of this project's documents with three tools: "
+            "search, open and quote. A round is one request to the model, and the tool calls that it asks for.\n\n"
+            f"The question: {QUESTION}"
         )
         async with source.opened as model:
             return await _two_parts(librarian(model if record is None else RecordingModel(model, record), library), out)
@@ -110,7 +111,7 @@ def librarian(model: Model, library: Library) -> Agent[str]:
 
 async def _two_parts(agent: Agent[str], out: Console) -> int:
     """The run that its limits stop, and its continuation; the exit code."""
-    _title(out, f"1 of 2: a run of at most {_bounds(FIRST_LIMITS)}, which is too little on purpose")
+    _title(out, f"1 of 2: at most {_bounds(FIRST_LIMITS)}, which is too little on purpose")
     first = await _followed(agent.stream(QUESTION, limits=FIRST_LIMITS), FIRST_LIMITS, Spent())
     if first.stop_reason == "cancelled":
         return INTERRUPTED
@@ -122,14 +123,14 @@ async def _two_parts(agent: Agent[str], out: Console) -> int:
         "\nThe run was stopped inside its limits. The best text at hand is handed over, marked as partial so that "
         f"nobody takes it for the whole answer, and all that was done is kept: {len(stored):,} characters of JSON."
     )
-    _title(out, f"2 of 2: the same run, read from that JSON and continued, to at most {_bounds(SECOND_LIMITS)} in all")
+    _title(out, f"2 of 2: the same run, from that JSON, to at most {_bounds(SECOND_LIMITS)} in all")
     run = agent.resume_stream(AgentResult.from_json(stored), limits=SECOND_LIMITS)
     second = await _followed(run, SECOND_LIMITS, first.spent)
     if second.stop_reason == "cancelled":
         return INTERRUPTED
     if second.truncated:
         out.print("\nStopped again: not every model gets there. It ended inside its limits all the same, and says why.")
-    out.print(f"\nIn all: {_spent(second.spent)}.\nIn part 1: {_spent(first.spent)}; nothing of that was done again.")
+    out.print(f"\nIn all: {_spent(second.spent)}.\nIn part 1: {_spent(first.spent)}; none of it was done again.")
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Models: the protocol (`base`), scripted and recorded ones, any OpenAI-compatible endpoint, any LangChain chat model."""
+"""Models: the protocol, scripted and recorded ones, any OpenAI-compatible endpoint, any LangChain chat model."""

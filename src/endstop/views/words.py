@@ -128,7 +128,9 @@ def _notice(event: Event, limits: PlanLimits) -> str:
     match event:
         case Started() | Resumed():
             does = "starts" if isinstance(event, Started) else "goes on"
-            return f"{event.path[-1]} {does} with {event.model}, run {event.run_id}"
+            if len(event.path) > 1:
+                return f"{does} with {event.model}"
+            return f"{'/'.join(event.path)} {does} with {event.model}, run {event.run_id}"
         case RetrievedEvent():
             return f"recalled {', '.join(f'{name} {count:,}' for name, count in event.counts.items()) or 'nothing'}"
         case RoundStarted():
