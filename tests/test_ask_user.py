@@ -87,4 +87,6 @@ async def test_a_question_without_its_text_goes_back_to_the_model() -> None:
     """Nobody is asked nothing."""
     agent, _ = asker({"schema": {"type": "string"}})
     result = await agent.run("go")
-    assert list(returns(result).values()) == ["The arguments do not fit: question: Missing required keyword only argument"]
+    assert list(returns(result).values()) == [
+        "The arguments do not fit: question: Missing required keyword only argument"
+    ]

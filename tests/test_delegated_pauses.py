@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +21,14 @@ from endstop import (
     ModelRequest,
     PlanLimits,
     ResumeError,
+    RunState,
     Tool,
+    ToolFatal,
     ToolReturn,
     ask_user,
     tool,
 )
+from endstop._resume import resumed_state
 from endstop.models.scripted import ScriptedModel, ScriptStep, call, forever, turn
 from tests.runs import events_of
 from tests.shop import APPROVE, FREE, Clock, answers_to, assert_all_answered, delegating, ends, returns, stored
@@ -177,6 +181,67 @@ async def test_a_limit_of_the_parent_gives_up_what_waits_below() -> None:
     assert (result.stop_reason, result.pauses, chain.done) == ("budget", (), [])
     with pytest.raises(ResumeError, match="'r/a/b:pay1:approval' is used"):
         await chain.agent.resume(result, answers={"r/a/b:pay1:approval": APPROVE}, limits=FREE)
+
+
+@pytest.mark.parametrize("leaving", [False, True], ids=["cancelled", "left"])
+async def test_a_leg_that_is_broken_off_gives_up_what_waits_below(leaving: bool) -> None:
+    """Also what nobody has answered yet: the history is valid and no id takes an answer any more."""
+    started = anyio.Event()
+
+    @tool(requires_approval=True)
+    async def wire(amount: int) -> str:
+        """Wire an amount, and never come back."""
+        started.set()
+        await anyio.sleep_forever()
+        return ""
+
+    wires = [call("wire", {"amount": n}, call_id=f"wire{n}") for n in (5, 6)]
+    helper = Agent(ScriptedModel([turn(calls=wires)]), tools=[wire], name="helper")
+    agent = Agent(ScriptedModel([delegating("a", to="helper"), "after all"]), tools=[helper.as_tool()], name="boss")
+    paused = stored(await agent.run("go", run_id="r"))
+    async with agent.resume_stream(paused, answers={"r/a:wire5:approval": APPROVE}) as run:
+        await started.wait()
+        if not leaving:
+            run.cancel()
+            await events_of(run)
+    state = RunState.from_json(run.state.to_json())
+    assert (state.pauses, state.children, state.stop_reason) == ([], {}, "cancelled")
+    assert_all_answered(state.messages)
+    for pause_id in ("r/a:wire5:approval", "r/a:wire6:approval"):
+        with pytest.raises(ResumeError, match="is used"):
+            await agent.resume(state, answers={pause_id: APPROVE})
+    assert (await agent.resume(state)).text == "after all"
+
+
+async def test_a_fatal_error_beside_a_child_that_pauses_again_loses_neither() -> None:
+    """The error's state has what the child still waits for, and it is answered from there."""
+
+    @tool(requires_approval=True)
+    def burn() -> str:
+        """End the run."""
+        raise ToolFatal("fire")
+
+    chain = Chain("pay", "pay")
+    calls = [*delegating("a").tool_calls, call("burn", call_id="burn")]
+    agent = Agent(ScriptedModel([turn(calls=calls), "after all"]), tools=[chain.agent.tools[0], burn], name="boss")
+    paused = stored(await agent.run("go", run_id="r"))
+    with pytest.raises(ToolFatal) as failed:
+        await agent.resume(paused, answers={"r/a/b:pay0:approval": APPROVE, "r:burn:approval": APPROVE})
+    assert failed.value.state is not None
+    state = RunState.from_json(failed.value.state.to_json())
+    assert ([pause.pause_id for pause in state.pauses], chain.done) == (["r/a/b:pay1:approval"], ["pay 1"])
+    result = await agent.resume(state, answers={"r/a/b:pay1:approval": APPROVE})
+    assert (result.text, chain.done) == ("after all", ["pay 1", "pay 1"])
+
+
+async def test_a_leg_may_begin_where_answers_are_noted_and_nothing_is_done_yet() -> None:
+    """What a process that was killed early had stored: the child goes on, and pauses again for the rest."""
+    chain = Chain("pay", "look", "pay")
+    paused = await chain.agent.run("go", run_id="r")
+    answers = {"r/a/b:pay0:approval": APPROVE}
+    noted = resumed_state(paused.state, limits=None, answers=answers, now=MemoryEffects().now())
+    again = stored(await chain.agent.resume(RunState.from_json(noted.to_json())))
+    assert ([pause.pause_id for pause in again.pauses], chain.done) == (["r/a/b:pay2:approval"], ["look 1", "pay 1"])
 
 
 class Keys(MemoryEffects):

@@ -118,7 +118,7 @@ BROKEN_SCHEMAS = {
     "no type": {"type": "wish"},
     "no pattern": {"type": "string", "pattern": "("},
     "another machine": {"$ref": "http://192.0.2.1/schema.json"},
-    "a file": {"properties": {"a": {"items": [{"$ref": "file:///schema.json"}]}}},
+    "another file": {"properties": {"a": {"items": [{"$ref": "schema.json#/a"}]}}},
     "nothing": {"$ref": "#/$defs/missing"},
     "no schema": {"enum": ["a"], "$ref": "#/enum/0"},
     "another base": {"properties": {"a": {"$id": "http://192.0.2.1/", "$ref": "#/$defs/a"}}, "$defs": {"a": True}},
@@ -134,6 +134,26 @@ async def test_a_question_that_no_answer_could_fit_is_not_asked(schema: dict[str
     result = await shop.agent.run("go")
     assert result.stop_reason == "completed"
     assert "The schema of the answer is no JSON schema: " in next(iter(returns(result).values()))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://192.0.2.1/schema.json"},
+        {"type": "wish"},
+        {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    ],
+    ids=["another machine", "no type", "itself, in a part"],
+)
+async def test_a_schema_that_is_found_wrong_later_takes_no_answer(schema: JsonObject) -> None:
+    """In a stored state, or in a part that only some answers have: the answer is refused, and nothing is fetched."""
+    shop = Shop(turn(calls=[ask("age?")]))
+    paused = await shop.agent.run("go", run_id="r")
+    paused.state.pauses[:] = [replace(pause, answer_schema=schema) for pause in paused.pauses]
+    with pytest.raises(
+        ResumeError, match="to the pause 'r:ask:0' does not fit its schema: the schema itself is wrong: "
+    ):
+        await shop.agent.resume(stored(paused), answers={"r:ask:0": {"a": 1}})
 
 
 async def test_a_schema_may_refer_to_its_own_parts() -> None:

@@ -38,7 +38,7 @@ def answer(request):
     if request.tools and request.tools[0].name == "pay" and turns == 0:
         return turn(calls=[call("pay", {"amount": 9}, call_id="pay"), call("look", {"n": 9}, call_id="look")])
     if turns == 0:
-        buy, ask = call("buyer", {"task": "buy"}, call_id="buyer"), call("ask_user", {"question": "name?"}, call_id="ask")
+        buy, ask = call("buyer", {"task": "buy"}, call_id="b"), call("ask_user", {"question": "name?"}, call_id="ask")
         return turn(calls=[buy, call("look", {"n": 1}, call_id="look"), call("book", call_id="book"), ask])
     return "bought" if request.tools[0].name == "pay" else "all is done"
 
@@ -108,7 +108,7 @@ def done(work: Path) -> list[str]:
 FIRST = ["look 1", "look 9", "model", "model"]
 """What the first process does: one request of the run, one of its child, and what needs nobody's answer."""
 
-APPROVAL, SEATS, NAME = "r/buyer:pay:approval", "r:book:0", "r:ask:0"
+APPROVAL, SEATS, NAME = "r/b:pay:approval", "r:book:0", "r:ask:0"
 
 
 def test_a_pause_is_answered_from_a_second_process_after_the_first_was_killed(tmp_path: Path) -> None:

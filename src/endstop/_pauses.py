@@ -141,12 +141,19 @@ def answer_pauses(state: RunState, answers: Mapping[str, object], now: datetime)
 
 def close_pauses(state: RunState) -> None:
     """Nothing is waited for any more, here and below: no answer is taken for what is open now."""
-    for child in state.children.values():
-        close_pauses(child)
-        state.closed_pauses += [pause_id for pause_id in child.closed_pauses if pause_id not in state.closed_pauses]
+    for call_id in [*state.children]:
+        close_call(state, call_id)
     state.closed_pauses += [pause.pause_id for pause in state.pauses if pause.pause_id not in state.closed_pauses]
     state.pauses.clear()
-    state.children.clear()
+
+
+def close_call(state: RunState, call_id: str) -> None:
+    """The call is answered, or given up: what a run below it still waits for takes no answer any more."""
+    state.replies.pop(call_id, None)
+    child = state.children.pop(call_id, None)
+    if child is not None:
+        close_pauses(child)
+        state.closed_pauses += [pause_id for pause_id in child.closed_pauses if pause_id not in state.closed_pauses]
 
 
 def schema_problem(schema: JsonObject | None, value: JsonValue) -> str | None:

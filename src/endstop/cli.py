@@ -20,7 +20,7 @@ import anyio
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import DefaultFormatter
 
-from endstop._errors import ConfigError, LimitExceeded, ResumeError, RunError, StateError, UsageError
+from endstop._errors import ConfigError, EndstopError, LimitExceeded, ResumeError, RunError, StateError, UsageError
 from endstop._limits import PlanLimits, Spent
 from endstop._options import LimitOptions, OutputOptions, option_of, raised, text_option
 from endstop._results import AgentResult
@@ -91,8 +91,14 @@ app = App(
 """The command line. A command that stands in another module is added by its place, and imported when it is used:
 `app.command("package.module:function", name="...")`."""
 
-app.command("endstop.demo.main:demo", name="demo")
-app.command("endstop.testing.commands:conformance", name="conformance")
+app.command(
+    "endstop.demo.main:demo",
+    name="demo",
+    help="Watch a real model run out of its limits, hand over what it has, and go on.",
+)
+app.command(
+    "endstop.testing.commands:conformance", name="conformance", help="Check whether an agent loop keeps its limits."
+)
 
 
 @app.command
@@ -272,6 +278,8 @@ def _complain(error: Exception) -> int:
             _say(f"the command needs {package}: pip install 'endstop[all]' brings it")
             return Exit.MISUSE
         case RunError():
+            return Exit.FAILED
+        case EndstopError():
             return Exit.FAILED
         case _:
             _say("--debug shows where")
