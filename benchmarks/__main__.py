@@ -47,8 +47,8 @@ BENCHMARKS = {
     "rounds": Benchmark(title="CPU a round, in memory", run=rounds.run, passes=15, quick_passes=5),
     "concurrency": Benchmark(title="Many runs at once", run=concurrency.run, passes=5, quick_passes=3),
     "deltas": Benchmark(title="CPU a piece of text, in memory", run=deltas.run, passes=9, quick_passes=3),
-    "http-rounds": Benchmark(title="CPU a round, over HTTP", run=http.run_rounds, passes=9, quick_passes=3),
-    "http-deltas": Benchmark(title="CPU a piece of text, over HTTP", run=http.run_pieces, passes=7, quick_passes=3),
+    "http-rounds": Benchmark(title="CPU a round, over HTTP", run=http.run_rounds, passes=5, quick_passes=3),
+    "http-deltas": Benchmark(title="CPU a piece of text, over HTTP", run=http.run_pieces, passes=5, quick_passes=3),
     "imports": Benchmark(title="Import", run=imports.run, passes=7, quick_passes=3),
 }
 

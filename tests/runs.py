@@ -28,7 +28,7 @@ from endstop.models.scripted import Forever, ScriptedModel, ScriptStep, Step, ca
 AT_ONCE = RetryPolicy(initial_wait_seconds=0, jitter_seconds=0)
 """Retries without a wait."""
 
-PATIENCE_SECONDS = 5
+PATIENCE_SECONDS = 20
 """A run of these tests that takes longer will never end; it allows for a busy machine."""
 
 UNITS = ("model_rounds", "model_calls", "tool_calls", "tokens", "output_tokens", "cost")

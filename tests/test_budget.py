@@ -269,21 +269,21 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
 
 def test_threads_never_take_more_than_a_limit_between_them() -> None:
     """8 threads reserve from one limit: exactly what it allows is given out, though each scope alone had room."""
-    shared = Budget(PlanLimits(max_model_calls=100))
+    shared = Budget(PlanLimits(max_model_calls=1_000))
     taken: list[Hold] = []
 
     def take(number: int) -> None:
-        scope = Budget(PlanLimits(max_model_calls=90), parent=shared)
-        for _ in range(80):
+        scope = Budget(PlanLimits(max_model_calls=900), parent=shared)
+        for _ in range(500):
             answer = scope.reserve({"model_calls": 1, "tokens": number})
             if isinstance(answer, Hold):
                 taken.append(answer)
 
     in_threads(8, take)
-    assert len(taken) == 100
+    assert len(taken) == 1_000
     assert shared.left("model_calls") == [0]
     in_threads(8, lambda number: [hold.settle() for hold in taken[number::8]])
-    assert shared.spent(0.0).model_calls == 100
+    assert shared.spent(0.0).model_calls == 1_000
     assert shared.left("model_calls") == [0]
 
 
@@ -494,6 +494,9 @@ def test_a_warning_given_before_a_pause_is_not_given_again() -> None:
     budget = Budget(PlanLimits(max_model_rounds=5, max_seconds=10), spent=Spent(model_rounds=4, seconds=9.0))
     budget.charge({"model_rounds": 1})
     assert budget.due_warnings(0.0) == []
+    third = Budget(PlanLimits(max_model_rounds=7, warn_at=0.5))
+    third.charge({"model_rounds": 3})
+    assert third.due_warnings(0.0) == []
     higher = Budget(PlanLimits(max_model_rounds=10), spent=Spent(model_rounds=4))
     higher.charge({"model_rounds": 4})
     assert [hit.used for hit in higher.due_warnings(0.0)] == [8]

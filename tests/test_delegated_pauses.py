@@ -63,6 +63,7 @@ class Chain:
         return f"page {n}"
 
 
+@pytest.mark.both_backends
 async def test_a_pause_two_levels_down_pauses_the_run_and_is_answered_at_its_top() -> None:
     """With the path of the agent that asks; each level goes on where it was, and nothing is done or paid twice."""
     chain = Chain("pay", "look")
@@ -117,6 +118,7 @@ async def test_the_pauses_of_a_child_may_be_answered_one_by_one(order: tuple[int
     assert result.spent.tools == {"helper": 1, "clerk": 1, "pay": 2, "ask_user": 1}
 
 
+@pytest.mark.both_backends
 async def test_two_children_and_the_parent_pause_at_once() -> None:
     """Each question has its own id; a child that needs no answer any more comes to its end, the others wait."""
     done: list[str] = []

@@ -165,6 +165,7 @@ async def test_a_long_answer_of_a_child_waits_for_the_reader() -> None:
     assert sum(event.kind == "text_delta" and event.path == ("boss", "helper") for event in events) == 3_000
 
 
+@pytest.mark.both_backends
 async def test_a_reader_who_comes_late_finds_every_child_at_work() -> None:
     """Where nobody reads for a while all of them wait, and all go on when somebody does."""
     words = " ".join("word" for _ in range(300))
@@ -314,6 +315,7 @@ async def test_a_failure_of_a_child_is_its_parent_s_to_read() -> None:
     assert result.text == "the end"
 
 
+@pytest.mark.both_backends
 async def test_a_fatal_error_in_a_child_ends_the_whole_run() -> None:
     """Going on would do harm, at any level; the error carries the state of the run that was asked for."""
 

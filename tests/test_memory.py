@@ -267,6 +267,7 @@ def test_a_number_out_of_range_is_refused(field: str, value: object, tmp_path: P
         Memory(tmp_path / "memory.db", **{field: value})
 
 
+@pytest.mark.both_backends
 async def test_many_tasks_write_and_read_at_once(memory: Memory) -> None:
     """Each in a thread of its own; nothing is lost, and every text is there once."""
 

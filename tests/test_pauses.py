@@ -68,6 +68,7 @@ async def test_a_pause_says_what_is_asked_and_how_to_answer() -> None:
     assert [p.expires_at for p in told] == [None, None, None, shop.clock.time + timedelta(seconds=60)]
 
 
+@pytest.mark.both_backends
 async def test_the_answers_of_a_batch_may_come_together() -> None:
     """Everything that waited is answered, and the run goes on to its end with one request more."""
     shop = Shop(turn(calls=[pay(5), look(1), ask("age?")]), "done")
@@ -190,6 +191,7 @@ async def test_an_interrupt_is_no_failure() -> None:
     assert result.spent.tools == {"flaky": 2}, "the first execution and one retry"
 
 
+@pytest.mark.both_backends
 async def test_siblings_of_a_call_that_pauses_finish() -> None:
     """Parallel calls go on while one of them has paused already."""
     shop = Shop()
@@ -260,6 +262,15 @@ async def test_a_limit_on_one_tool_leaves_the_question_beside_it() -> None:
     paused = await shop.agent.run("go")
     assert paused.stop_reason == "paused"
     assert (await shop.agent.resume(paused, answers=answers_to(paused, APPROVE))).text == "done"
+
+
+async def test_a_round_is_judged_by_all_its_calls_when_a_late_one_is_refused() -> None:
+    """Something ran before the pause, so it is not a round in which nothing could: the model is told and goes on."""
+    shop = Shop(turn(calls=[pay(5), look(1)]), "done", limits=PlanLimits(tool_limits={"pay": 0}))
+    paused = await shop.agent.run("go")
+    result = await shop.agent.resume(stored(paused), answers=answers_to(paused, APPROVE))
+    assert returns(result)["pay5"] == "Not run: the limit tool_limits['pay'] is used up (0 of 0)."
+    assert (result.stop_reason, result.text, shop.done) == ("completed", "done", ["look 1"])
 
 
 async def test_an_approved_call_still_needs_its_unit() -> None:
@@ -335,6 +346,7 @@ async def test_a_fatal_error_beside_a_pause_loses_neither() -> None:
     assert (result.text, shop.done) == ("done", ["pay 5"])
 
 
+@pytest.mark.both_backends
 async def test_a_cancelled_run_gives_up_what_waits() -> None:
     """The history is valid, the id takes no answer any more, and the run can go on."""
     started = anyio.Event()

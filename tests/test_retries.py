@@ -22,6 +22,7 @@ from endstop import (
 from endstop.models.scripted import ScriptedModel, Step, forever, turn
 from tests.runs import (
     AT_ONCE,
+    PATIENCE_SECONDS,
     asks,
     assert_nothing_held,
     assert_one_end,
@@ -149,7 +150,7 @@ async def test_the_policys_wait_is_kept_where_the_provider_asks_for_less() -> No
 async def test_a_wait_that_is_too_long_is_raised_with_its_length() -> None:
     """Who asks to wait for longer than the policy allows is not waited for; the error says how long it would be."""
     agent, model = searcher(busy(retry_after_seconds=3_600), "never")
-    with pytest.raises(ModelError) as raised:
+    with pytest.raises(ModelError) as raised, anyio.fail_after(PATIENCE_SECONDS):
         await agent.run("Go.")
     assert (raised.value.retry_after_seconds, model.request_count) == (3_600, 1)
     assert raised.value.state is not None

@@ -155,6 +155,13 @@ async def test_the_limit_of_one_tool_leaves_the_others() -> None:
     assert bench.budget.spent(0.0).tools == {"echo": 1, "other": 1}
 
 
+async def test_the_first_limit_that_is_in_the_way_is_kept() -> None:
+    """It is the one that the ending names."""
+    bench = Bench([echo, tool(name="other")(echo_again)], PlanLimits(tool_limits={"echo": 0, "other": 0}))
+    batch = await bench.run(call("echo", {"n": 1}, call_id="1"), call("other", {"n": 2}, call_id="2"))
+    assert batch.hit == LimitHit(limit="tool_limits['echo']", used=0, allowed=0)
+
+
 async def test_runs_that_share_a_budget_start_no_more_between_them() -> None:
     """8 batches of 8 calls on one limit of 9 start 9."""
     shared = Budget(PlanLimits(max_tool_calls=9))

@@ -11,6 +11,11 @@ What runs and what does not is a contract:
   `ToolContext.answers`; what it did before it raised, it does again. It is not paid again.
 - An answer is checked against the pause's schema before anything runs. An id that is unknown to this
   run, already answered, or expired is refused by name, and the state is as it was.
+- A question whose schema no answer could be checked against is not asked: the model reads why. Nothing
+  is ever fetched for a schema.
+- A limit that ends the run, and a cancellation, give up what waits: the calls are answered as not run,
+  and their ids take no answer any more.
+- A pause of a delegated run pauses the runs above it, and is answered at the top.
 - Waiting is not working time. `deadline` counts it.
 """
 

@@ -97,10 +97,13 @@ class Purse:
         if usage is None:
             output = turn_tokens(turn) if turn is not None else int(written / BYTES_PER_TOKEN)
             usage = Usage(input_tokens=self._size.of(messages), output_tokens=output, measured=False)
-        cost = None if self._price is None else self._price.cost(usage)
-        held_tokens, held_output = (int(hold.amounts.get(unit, 0)) for unit in ("tokens", "output_tokens"))
-        used = usage_amounts(usage, cost, reserved_tokens=held_tokens, reserved_output_tokens=held_output)
-        hold.settle(_calls(hold) | used)
+        cost: Decimal | None = None
+        try:
+            cost = None if self._price is None else self._price.cost(usage)
+        finally:  # a price table that fails must not leave the request unpaid
+            held_tokens, held_output = (int(hold.amounts.get(unit, 0)) for unit in ("tokens", "output_tokens"))
+            used = usage_amounts(usage, cost, reserved_tokens=held_tokens, reserved_output_tokens=held_output)
+            hold.settle(_calls(hold) | used)
 
     def settle_refused(self, hold: Hold) -> None:
         """Charge a request that was refused before anything was written: the call, and no tokens."""

@@ -34,7 +34,7 @@ from endstop._events import (
 from endstop._limits import LOOP, LimitHit, PlanLimits
 from endstop._loops import Action, Outcome, ToolBatch
 from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pending_calls, text_of
-from endstop._pauses import Reply, close_pauses
+from endstop._pauses import Reply, close_child, close_pauses
 from endstop._purse import Purse
 from endstop._steps import CallModel, Plan, RunTools, conclude
 from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls
@@ -277,7 +277,7 @@ class Run:
                 self._pause(call, paused)
                 continue
             self.state.replies.pop(call.call_id, None)
-            self.state.children.pop(call.call_id, None)
+            close_child(self.state, call.call_id)
             answer = batch.returns.get(call.call_id)
             if answer is None:
                 answer = ToolReturn(call_id=call.call_id, name=call.name, content=unfinished, status="not_run")

@@ -96,14 +96,13 @@ async def cost(runner: LimitRunner) -> str | None:
 async def working_seconds(runner: LimitRunner) -> str | None:
     script, look = Script([asks(*["look"] * 8)]), CountingTool(name="look", duration_seconds=60)
     end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(max_seconds=0.5)))
-    return _over("executions that finished", look.finished, 0) or _unanswered(end) or _no_end(end, script)
+    return _over("executions that finished", look.finished, 0) or _unanswered(end) or _waits(end)
 
 
 async def deadline(runner: LimitRunner) -> str | None:
     script, look = Script([asks("look")], latency_seconds=60), CountingTool(name="look")
     due = datetime.now(UTC) + timedelta(seconds=0.5)
-    end = await runner.run(Scenario(script=script, tools=(look,), limits=_limits(deadline=due)))
-    return _no_end(end, script)
+    return _waits(await runner.run(Scenario(script=script, tools=(look,), limits=_limits(deadline=due))))
 
 
 async def depth(runner: LimitRunner) -> str | None:
@@ -234,7 +233,11 @@ def _over(what: str, seen: int, allowed: int) -> str | None:
 
 
 def _no_end(end: RunEnd, script: Script) -> str | None:
-    return "it waits for a person" if end.status == "paused" else _not_asked(script)
+    return _waits(end) or _not_asked(script)
+
+
+def _waits(end: RunEnd) -> str | None:
+    return "it waits for a person" if end.status == "paused" else None
 
 
 def _not_asked(script: Script) -> str | None:
