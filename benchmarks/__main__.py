@@ -86,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
 def _machine() -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    return f"{python} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores. {versions}."
+    # What else the machine has to do is in the figures too.
+    load = f", load {os.getloadavg()[0]:.1f} before" if hasattr(os, "getloadavg") else ""
+    return f"{python} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores{load}. {versions}."
 
 
 def _write(place: str, text: str) -> None:

@@ -7,7 +7,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -80,7 +80,7 @@ class Samples:
 
 
 @contextmanager
-def event_loop() -> Iterator[asyncio.Runner]:
+def event_loop() -> Generator[asyncio.Runner]:
     """The loop of one benchmark. What its contenders leave behind is not complained of: they have no way to close."""
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda loop, context: None)

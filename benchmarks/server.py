@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,7 +24,7 @@ PACE_SECONDS = 0.0005
 
 
 @contextmanager
-def running() -> Iterator[str]:
+def running() -> Generator[str]:
     """Start the server in a process of its own; its base URL is given."""
     command = [sys.executable, "-m", "benchmarks.server"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

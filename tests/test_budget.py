@@ -268,23 +268,27 @@ def in_threads(count: int, work: Callable[[int], object]) -> None:
 
 
 def test_threads_never_take_more_than_a_limit_between_them() -> None:
-    """8 threads reserve from one limit: exactly what it allows is given out, though each scope alone had room."""
-    shared = Budget(PlanLimits(max_model_calls=1_000))
-    taken: list[Hold] = []
+    """8 threads at once reserve from limits of 3: each limit is given out exactly, though every thread had room."""
+    budgets = [Budget(PlanLimits(max_model_calls=3)) for _ in range(300)]
+    taken: list[list[Hold]] = [[] for _ in budgets]
+    together = threading.Barrier(8)
+    amounts: Amounts = {"tokens": 7, "output_tokens": 3, "cost": CENT, "model_rounds": 1, "model_calls": 1}
+    roomy = PlanLimits(max_tokens=10**6, max_output_tokens=10**6, max_cost=10**6)
 
     def take(number: int) -> None:
-        scope = Budget(PlanLimits(max_model_calls=900), parent=shared)
-        for _ in range(500):
-            answer = scope.reserve({"model_calls": 1, "tokens": number})
+        scopes = [Budget(roomy, parent=Budget(roomy, parent=budget)) for budget in budgets]
+        for scope, holds in zip(scopes, taken, strict=True):
+            together.wait()
+            answer = scope.reserve(amounts)
             if isinstance(answer, Hold):
-                taken.append(answer)
+                holds.append(answer)
 
     in_threads(8, take)
-    assert len(taken) == 1_000
-    assert shared.left("model_calls") == [0]
-    in_threads(8, lambda number: [hold.settle() for hold in taken[number::8]])
-    assert shared.spent(0.0).model_calls == 1_000
-    assert shared.left("model_calls") == [0]
+    assert [len(holds) for holds in taken] == [3] * len(budgets)
+    in_threads(8, lambda number: [hold.settle() for holds in taken for hold in holds[number::8]])
+    for budget in budgets:
+        assert budget.spent(0.0).model_calls == 3
+        assert budget.left("model_calls") == [0]
 
 
 def test_a_hold_that_several_threads_end_is_ended_once() -> None:

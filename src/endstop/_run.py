@@ -34,7 +34,7 @@ from endstop._events import (
 from endstop._limits import LOOP, LimitHit, PlanLimits
 from endstop._loops import Action, Outcome, ToolBatch
 from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pending_calls, text_of
-from endstop._pauses import Reply, close_child, close_pauses
+from endstop._pauses import Reply, close_call, close_pauses
 from endstop._purse import Purse
 from endstop._steps import CallModel, Plan, RunTools, conclude
 from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls
@@ -276,8 +276,7 @@ class Run:
             if (paused := batch.paused.get(call.call_id)) is not None:
                 self._pause(call, paused)
                 continue
-            self.state.replies.pop(call.call_id, None)
-            close_child(self.state, call.call_id)
+            close_call(self.state, call.call_id)
             answer = batch.returns.get(call.call_id)
             if answer is None:
                 answer = ToolReturn(call_id=call.call_id, name=call.name, content=unfinished, status="not_run")
