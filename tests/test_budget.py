@@ -253,7 +253,7 @@ def frequent_switches() -> Iterator[None]:
 
 def in_threads(count: int, work: Callable[[int], object]) -> None:
     """Runs the work in so many threads, which begin together."""
-    start = threading.Barrier(count)
+    start = threading.Barrier(count, timeout=60)
 
     def begin(number: int) -> None:
         start.wait()
@@ -271,7 +271,7 @@ def test_threads_never_take_more_than_a_limit_between_them() -> None:
     """8 threads at once reserve from limits of 3: each limit is given out exactly, though every thread had room."""
     budgets = [Budget(PlanLimits(max_model_calls=3)) for _ in range(300)]
     taken: list[list[Hold]] = [[] for _ in budgets]
-    together = threading.Barrier(8)
+    together = threading.Barrier(8, timeout=60)
     amounts: Amounts = {"tokens": 7, "output_tokens": 3, "cost": CENT, "model_rounds": 1, "model_calls": 1}
     roomy = PlanLimits(max_tokens=10**6, max_output_tokens=10**6, max_cost=10**6)
 

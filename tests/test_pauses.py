@@ -273,6 +273,19 @@ async def test_a_round_is_judged_by_all_its_calls_when_a_late_one_is_refused() -
     assert (result.stop_reason, result.text, shop.done) == ("completed", "done", ["look 1"])
 
 
+async def test_a_call_that_ran_and_failed_has_run() -> None:
+    """Its round is not one in which nothing could, though another of its calls was refused for good."""
+
+    def broken() -> str:
+        """Fail."""
+        raise RuntimeError("broken")
+
+    shop = Shop()
+    model = ScriptedModel([turn(calls=[call("broken"), look(1)]), "done"])
+    agent = Agent(model, tools=[broken, shop.look], limits=PlanLimits(tool_limits={"look": 0}))
+    assert (await agent.run("go")).stop_reason == "completed"
+
+
 async def test_an_approved_call_still_needs_its_unit() -> None:
     """A yes is no way past a limit."""
     shop = Shop(turn(calls=[pay(5), look(1)]), turn(calls=[look(2)]), "end", limits=PlanLimits(max_tool_calls=1))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from endstop._errors import StateError
 from endstop._limits import LimitHit, PlanLimits, Price, Spent
 from endstop._messages import ImagePart, JsonValue, ModelTurn, ToolCall, ToolReturn, Usage, UserMessage
-from endstop._state import FORMAT_VERSION, RunState, as_data, as_type, dump_messages, load_messages
+from endstop._state import FORMAT_VERSION, RunState, as_data, as_type, dump_messages, json_text, load_messages
 from tests.strategies import json_values, states
 
 CALL = ToolCall(call_id="1", name="search", arguments={"q": "限位", "n": 3, "x": [1.5, None, True]})
@@ -98,6 +98,19 @@ def test_a_copy_shares_nothing_that_can_change() -> None:
     assert state.copy() != copy
     assert copy.children["1"] is not STATE
     assert RunState.from_json(copy.to_json()).messages == STATE.messages
+
+
+def test_a_character_that_cannot_be_stored_loses_nothing_else() -> None:
+    """A model of one's own, or a memory, may bring a lone surrogate: it is replaced, and the run is stored."""
+    bad = replace(STATE, note="a\udcff", messages=[*STATE.messages, ModelTurn(text="\ud800", native={"x": "\udfff"})])
+    good = replace(STATE, note="a?", messages=[*STATE.messages, ModelTurn(text="?", native={"x": "?"})])
+    assert RunState.from_json(bad.to_json()) == good
+
+
+def test_what_is_no_data_cannot_be_stored() -> None:
+    """It is said so, rather than stored as something else."""
+    with pytest.raises(ValueError, match="Unable to serialize unknown type"):
+        json_text({"value": object()}, "constants")
 
 
 @given(st.data())

@@ -260,7 +260,7 @@ class Run:
             self._record(batch, "Not run: the run must end." if step.refuse else _STOPPED)
         if batch.fatal is not None:
             raise batch.fatal
-        if batch.hit is not None and _ends_run(batch):
+        if batch.hit is not None and self._ends_run(batch, batch.hit):
             self._stop_at(batch.hit)
         if not step.refuse:
             self._watch_for_loops()
@@ -291,7 +291,9 @@ class Run:
         detector, state = self.plan.loops, self.state
         if detector is None or pending_calls(state.messages):
             return
-        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=self._outcomes()))
+        # One step, also where some of the calls waited for people.
+        outcomes = tuple(self._outcome(call, result) for call, result in self._newest_calls() if result is not None)
+        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=outcomes))
         if finding is None:
             return
         left = self.budget.left("model_rounds", "model_calls")
@@ -304,16 +306,25 @@ class Run:
             text = f"You are repeating yourself: {finding.reason}. Try something else, or answer from what you have."
             state.messages.append(UserMessage(content=text, source="kernel"))
 
-    def _outcomes(self) -> tuple[Outcome, ...]:
-        """The calls of the newest turn with their returns: one step, also where some of them waited for people."""
+    def _ends_run(self, batch: Batch, hit: LimitHit) -> bool:
+        """Whether the limit that kept a call from running ends the run.
+
+        A limit on one tool leaves the others, so that the model may go on; a round in which nothing at
+        all ran or waits shows that it does not.
+        """
+        if not hit.limit.startswith("tool_limits"):
+            return True
+        return not batch.started and all(result and result.status != "ok" for _, result in self._newest_calls())
+
+    def _newest_calls(self) -> list[tuple[ToolCall, ToolReturn | None]]:
+        """The calls of the newest turn with their returns (`None` for one that waits for a person)."""
         returns: dict[str, ToolReturn] = {}
         for message in reversed(self.state.messages):
-            if isinstance(message, ModelTurn):
-                answered = ((call, returns.get(call.call_id)) for call in message.tool_calls)
-                return tuple(self._outcome(call, result) for call, result in answered if result is not None)
             if isinstance(message, ToolReturn):
                 returns[message.call_id] = message
-        return ()
+            elif isinstance(message, ModelTurn):
+                return [(call, returns.get(call.call_id)) for call in message.tool_calls]
+        return []
 
     def _outcome(self, call: ToolCall, result: ToolReturn) -> Outcome:
         tool = self.plan.tools.get(call.name)
@@ -567,12 +578,3 @@ def _with_sound_usage(turn: ModelTurn) -> ModelTurn:
     if usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and usage.cached_input_tokens >= 0):
         return turn
     return replace(turn, usage=None)
-
-
-def _ends_run(batch: Batch) -> bool:
-    """Whether the limit that kept a call of the batch from running ends the run.
-
-    A limit on one tool leaves the others, so that the model may go on; a round in which nothing at
-    all could run shows that it does not.
-    """
-    return not (batch.started or batch.paused) or not (batch.hit and batch.hit.limit.startswith("tool_limits"))

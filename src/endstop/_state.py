@@ -7,6 +7,7 @@ checks both.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ import pydantic_core
 from endstop._errors import ConfigError, StateError
 from endstop._limits import LimitHit, PlanLimits, Spent
 from endstop._loops import LoopState
-from endstop._messages import JsonObject, JsonValue, Message, ToolCall
+from endstop._messages import JsonObject, JsonValue, Message, ToolCall, clean_text
 from endstop._pauses import Pause, Reply
 
 if TYPE_CHECKING:
@@ -116,7 +117,22 @@ def load_messages(document: str | bytes) -> list[Message]:
 def to_json(value: object, format_name: str) -> str:
     """A value as a versioned document of the named format."""
     envelope = {"format": f"endstop/{format_name}", "version": FORMAT_VERSION, "value": value}
-    return pydantic_core.to_json(envelope, bytes_mode="base64").decode()
+    return json_text(envelope, "constants")
+
+
+def json_text(value: object, inf_nan_mode: Literal["constants", "strings"]) -> str:
+    """A value as JSON; text in it that cannot be encoded is cleaned, because what was done must not be lost by it.
+
+    Raises:
+        ValueError: it is no data.
+    """
+    try:
+        return pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode=inf_nan_mode).decode()
+    except pydantic_core.PydanticSerializationError:
+        # What is no data raises again here.
+        data: JsonValue = pydantic_core.to_jsonable_python(value, bytes_mode="base64")
+        cleaned: JsonValue = json.loads(clean_text(json.dumps(data, ensure_ascii=False)))
+        return pydantic_core.to_json(cleaned, inf_nan_mode=inf_nan_mode).decode()
 
 
 def from_json(type_: type[T], format_name: str, document: str | bytes) -> T:

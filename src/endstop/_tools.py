@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import json
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from endstop._errors import ConfigError, EndstopError, Interrupt, ToolFatal
 from endstop._limits import LimitHit, check_count, check_seconds
 from endstop._messages import JsonObject, JsonValue, ToolCall, ToolReturn, ToolSpec, clean_text
 from endstop._pauses import Pause, Reply, approval_pause, bad_schema, interrupt_pause
-from endstop._state import RunState
+from endstop._state import RunState, json_text
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -358,20 +357,10 @@ def render(value: object, max_chars: int = MAX_RESULT_CHARS) -> str:
     elif value is None:
         text = "(no result)"
     else:
-        text = _json(value)
+        text = json_text(value, "strings")
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[cut: the first {max_chars} of {len(text)} characters are shown]"
-
-
-def _json(value: object) -> str:
-    try:
-        return pydantic_core.to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()
-    except pydantic_core.PydanticSerializationError:
-        # Text that is no UTF-8 can be cleaned; what is no data raises again here.
-        data: JsonValue = pydantic_core.to_jsonable_python(value, bytes_mode="base64")
-        cleaned: JsonValue = json.loads(clean_text(json.dumps(data, ensure_ascii=False)))
-        return pydantic_core.to_json(cleaned, inf_nan_mode="strings").decode()
 
 
 def _shown(call: ToolCall, tool: Tool, value: object) -> ToolReturn:
