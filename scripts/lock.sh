@@ -16,7 +16,7 @@ compile() {
 mkdir -p requirements
 compile --generate-hashes --all-extras --group dev -o requirements/dev.txt "$@"
 compile --generate-hashes -c requirements/dev.txt -o requirements/base.txt "$@"
-compile --generate-hashes --group bench --all-extras -o requirements/bench.txt "$@"
+compile --generate-hashes --group bench --group build --all-extras -o requirements/bench.txt "$@"
 
 # The lowest versions of what the package itself names, under the test tools of today.
 compile --all-extras --resolution lowest-direct -o "$work/lowest-direct.txt"

@@ -6,10 +6,13 @@ import importlib.metadata
 import sys
 from decimal import Decimal
 
+import genai_prices
 import pytest
+from genai_prices.data_snapshot import get_snapshot
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from endstop._limits import Price
 from endstop._messages import Usage
 from endstop._prices import GenaiPrices
 
@@ -69,6 +72,42 @@ def test_a_large_input_may_have_a_rate_of_its_own() -> None:
     price = GenaiPrices().price_of("anthropic:claude-sonnet-4-5")
     assert price is not None
     assert price.cost(Usage(input_tokens=MILLION)) > 10 * price.cost(Usage(input_tokens=MILLION // 10))
+
+
+def test_a_named_provider_is_the_one_whose_price_is_charged() -> None:
+    """Over the table, every tenth model and all whose names are parted themselves: its own price, at every size.
+
+    The table matches names loosely, so that another provider's model would be found under the whole name.
+    """
+    usages = [
+        (0, 0, 0),
+        (1_000, 0, 1),
+        (1_000, 900, 1_000),
+        (190_000, 0, 10),
+        (210_000, 50_000, 10),
+        (10**7, 10**6, 10**5),
+    ]
+    models = [(provider.id, model.id) for provider in get_snapshot().providers for model in provider.models]
+    parted = [each for each in models if ":" in each[1] or "/" in each[1]]
+    seen = 0
+    for provider, model in {*models[::10], *parted[::5]}:
+        price = GenaiPrices().price_of(f"{provider}:{model}")
+        if price is None:
+            continue
+        seen += 1
+        for asked, cached, written in usages:
+            counts = genai_prices.Usage(input_tokens=asked, cache_read_tokens=cached, output_tokens=written)
+            expected = genai_prices.calc_price(counts, model_ref=model, provider_id=provider).total_price
+            usage = Usage(input_tokens=asked, cached_input_tokens=cached, output_tokens=written)
+            assert price.cost(usage) == expected, (provider, model, usage)
+    assert seen > 200
+
+
+def test_a_flat_price_is_given_as_rates() -> None:
+    """It is cheap to ask; where rates don't tell it all, the table is asked every time."""
+    assert isinstance(GenaiPrices().price_of("openai:gpt-4o-mini"), Price)
+    assert not isinstance(GenaiPrices().price_of("anthropic:claude-sonnet-4-5"), Price)
+    assert not isinstance(GenaiPrices().price_of("deepseek:deepseek-chat"), Price)
 
 
 def test_without_the_package_no_price_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -317,6 +318,15 @@ def test_a_price_that_a_shared_budget_assumes_is_charged() -> None:
     payer = Payer(shared=shared)
     payer.purse.settle(payer.round(), said(1_000, 100), GO, 0)
     assert shared.spent(0.0).cost == Decimal("0.002")
+
+
+def test_what_an_earlier_leg_used_without_a_price_is_charged_when_one_is_known() -> None:
+    """A cost limit that is set on a resume is one of the whole run; what was priced before is not charged again."""
+    earlier = Spent(model_calls=1, input_tokens=1_000, output_tokens=100)
+    late = Payer(PlanLimits(max_cost=1), prices=Table(FLAT), spent=earlier)
+    assert (late.spent.cost, late.spent.price_source) == (Decimal("0.002"), "flat")
+    priced = replace(earlier, cost=Decimal("0.5"), price_source="flat")
+    assert Payer(PlanLimits(max_cost=1), prices=Table(FLAT), spent=priced).spent.cost == Decimal("0.5")
 
 
 def test_a_free_model_is_never_stopped_by_a_cost_limit() -> None:

@@ -261,6 +261,12 @@ def test_a_completed_run_has_its_answer_and_no_ending() -> None:
     assert (typed.text, typed.output) == ('{"value": 3}', 3)
 
 
+def test_a_completed_run_whose_history_goes_on_has_no_answer() -> None:
+    """A state that was put together by hand is not trusted beyond what it says."""
+    result = conclude(state(GO, DONE, GO, stop_reason="completed"), plan(output_type=int))
+    assert (result.text, result.output, result.ending) == ("", None, None)
+
+
 def test_a_final_answer_is_the_models() -> None:
     """The best rung: it is what the reserve was for."""
     ended = state(GO, ASKS, *RETURNS, DONE, hit=ROUNDS, wrap_up="answered", stop_reason="tool_limit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,19 @@ async def test_the_calls_of_a_batch_run_at_once() -> None:
         batch = await bench.run(*numbered("meet", 64))
     assert {key: answer.content for key, answer in batch.returns.items()} == {str(n): str(n) for n in range(64)}
     assert bench.executions == 64
+
+
+@pytest.mark.both_backends
+async def test_sync_tools_run_at_once_as_well() -> None:
+    """None waits for a thread while its timeout runs, as many as there are."""
+    everybody = threading.Barrier(64)
+
+    def meet(n: int) -> int:
+        everybody.wait(30)
+        return n
+
+    batch = await Bench([tool(timeout_seconds=60)(meet)]).run(*numbered("meet", 64))
+    assert {answer.status for answer in batch.returns.values()} == {"ok"}
 
 
 @pytest.mark.parametrize("limits", [PlanLimits(max_tool_calls=5), PlanLimits(tool_limits={"echo": 5})])

@@ -8,6 +8,7 @@ tag, or begins an envelope anew, does not spoil the next.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -23,6 +24,11 @@ EXTRACTION_TAG = "MEMORY_EXTRACT"
 _SOMETHING = re.compile(r"[^ \t\n\r]")
 
 
+@functools.cache
+def _exactly(text: str) -> re.Pattern[str]:
+    return re.compile(re.escape(text))
+
+
 class EnvelopeFilter:
     """Takes envelopes out of a text that comes in pieces, split anywhere.
 
@@ -36,7 +42,7 @@ class EnvelopeFilter:
     def __init__(self, tag: str) -> None:
         self._open = f"<{tag}>"
         self._close = f"</{tag}>"
-        self._closing = re.compile(re.escape(self._close))
+        self._closing = _exactly(self._close)
         self._held: list[str] = []
         # What must come before it is worth reading again all that is held, and the end that it may have begun in.
         self._awaited: re.Pattern[str] | None = None

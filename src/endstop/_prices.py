@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 from typing import TYPE_CHECKING
 
+from endstop._limits import Price
 from endstop._messages import Usage
 
 if TYPE_CHECKING:
@@ -49,21 +50,47 @@ class _TablePrice:
         )
         return genai_prices.calc_price(counts, model_ref=self._model, provider_id=self._provider).total_price
 
+    def flat(self) -> Price | None:
+        """The same price as plain rates, a hundred times faster to ask; `None` where rates don't tell it all."""
+        import genai_prices
+
+        found = genai_prices.calc_price(genai_prices.Usage(), model_ref=self._model, provider_id=self._provider)
+        if isinstance(found.model.prices, list):
+            return None  # it depends on the time of the request
+        million = 1_000_000
+        of_input = self.cost(Usage(input_tokens=million))
+        price = Price(
+            input_per_million=of_input,
+            output_per_million=self.cost(Usage(output_tokens=million)),
+            cached_input_per_million=self.cost(Usage(input_tokens=million, cached_input_tokens=million)),
+            source=self.source,
+        )
+        # Tiers depend on the size of the input; a price of the request itself shows in the smallest.
+        sizes = [(0, 0), (1_000, 0), (1_000, 1_000), (10 * million, 0), (10 * million, 10 * million)]
+        probes = [
+            Usage(input_tokens=size, cached_input_tokens=cached, output_tokens=output)
+            for size, cached in sizes
+            for output in (0, 1_000)
+        ]
+        return price if all(price.cost(usage) == self.cost(usage) for usage in probes) else None
+
 
 @functools.cache
 def _lookup(model: str) -> Pricing | None:
     if importlib.util.find_spec("genai_prices") is None:
         return None
-    candidates: list[tuple[str, str | None]] = [(model, None)]
+    # The provider that is named goes first: the table matches loosely, and another one's price may be near the name.
+    candidates: list[tuple[str, str | None]] = []
     for mark in (":", "/"):
         provider, found, name = model.partition(mark)
         if found:
             candidates.append((name, provider))
+    candidates.append((model, None))
     for name, known_provider in candidates:
         price = _TablePrice(name, known_provider)
         try:
             price.cost(Usage())
         except LookupError:
             continue
-        return price
+        return price.flat() or price
     return None

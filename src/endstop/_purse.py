@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from endstop._budget import Amounts, Budget, Hold, Number, usage_amounts
 from endstop._errors import PriceUnknown
 from endstop._estimate import BYTES_PER_TOKEN, ContextSize, text_tokens, turn_tokens
-from endstop._limits import LimitHit, Pricing
+from endstop._limits import LimitHit, Price, Pricing
 from endstop._messages import ModelTurn, Usage
 from endstop._prices import GenaiPrices
 
@@ -52,6 +52,7 @@ class Purse:
             Hold(budget=budget, amounts={}).settle({"cost": self._price.cost(used)})
         if self._price is not None:
             budget.name_price_source(self._price.source)
+        self._token_costs = _token_costs(self._price)
         self._reserve: Hold | None = None
         # An agent without tools gives the same answer in an ordinary round, so that it needs no reserve.
         self.keeps_reserve = limits.on_limit == "answer" and bool(plan.tools)
@@ -127,6 +128,9 @@ class Purse:
         size = self._size.of(messages) + more_tokens
         if self._price is None or not self._limited:
             return _Quote(limited=self._limited, size=size, input_cost=None, token_cost=_FREE)
+        if self._token_costs is not None:
+            of_input, of_output = self._token_costs
+            return _Quote(limited=True, size=size, input_cost=of_input * size, token_cost=of_output)
         input_cost = self._price.cost(Usage(input_tokens=size))
         thousand = self._price.cost(Usage(input_tokens=size, output_tokens=1_000)) - input_cost
         return _Quote(limited=True, size=size, input_cost=input_cost, token_cost=thousand / 1_000)
@@ -188,6 +192,13 @@ _NOTHING: Amounts = defaultdict(int)
 
 def _calls(hold: Hold) -> dict[str, Number]:
     return {unit: hold.amounts[unit] for unit in ("model_rounds", "model_calls") if unit in hold.amounts}
+
+
+def _token_costs(price: Pricing | None) -> tuple[Decimal, Decimal] | None:
+    """What one token of input and of output costs at a flat price; `None` where that depends on the request."""
+    if not isinstance(price, Price):
+        return None
+    return price.input_per_million / 1_000_000, price.output_per_million / 1_000_000
 
 
 def _price(plan: Plan, budget: Budget) -> Pricing | None:

@@ -42,6 +42,7 @@ from endstop.models.base import Delta, ModelRequest
 from endstop.turn_observation import observe_recall, observe_turn
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from types import TracebackType
 
     from endstop._results import AgentResult
@@ -446,8 +447,8 @@ class Run:
             elif text := envelope.feed(delta.text) if envelope is not None else delta.text:
                 self.tell(TextDelta(text=text))
 
-        async def ask() -> ModelTurn:
-            return await self.plan.model.respond(request, on_delta)
+        def ask() -> Awaitable[ModelTurn]:
+            return self.plan.model.respond(request, on_delta)
 
         key = f"{self._keys}{self.state.round}/model" + (f"/{attempt}" if attempt > 1 else "")
         try:
@@ -506,8 +507,8 @@ class Run:
 
     def _opened(self, turn: ModelTurn) -> ModelTurn:
         """The turn with the envelopes in its text opened: their operations beside the text, not in it."""
-        envelope = self._envelope()
-        if envelope is None or "</" not in turn.text:
+        envelope = self._envelope() if "</" in turn.text else None
+        if envelope is None:
             return turn
         text = envelope.feed(turn.text) + envelope.end()
         if not envelope.seen:

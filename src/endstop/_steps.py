@@ -133,7 +133,7 @@ def next_step(state: RunState, plan: Plan) -> Step:
         return RunTools(calls=calls, refuse=True)
     if calls:
         waiting = {pause.call_id for pause in state.pauses}
-        ready = tuple(call for call in calls if call.call_id not in waiting)
+        ready = tuple(call for call in calls if call.call_id not in waiting) if waiting else calls
         return RunTools(calls=ready) if ready else Finish(stop_reason="paused")
     newest = state.messages[-1]
     # A turn that answers is never thrown away, whatever was used up by then; what ended at an output cap is no answer.

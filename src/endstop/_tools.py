@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, get_origin, overload
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pydantic
 import pydantic_core
@@ -35,6 +36,9 @@ DepsT = TypeVar("DepsT", default=object)
 
 MAX_RESULT_CHARS = 20_000
 """The longest tool result that goes into the conversation by default: about 6,000 tokens."""
+
+MAX_TOOL_THREADS = 1_000
+"""Sync tools that run at once in one event loop. A call that waits for a thread uses up its timeout by waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +312,8 @@ async def run_calls(batch: Batch, shop: Workshop) -> None:
         if isinstance(result, Paused):
             batch.paused[job.call.call_id] = result
         else:
-            _answer(batch, shop, job.call, replace(result, content=job.preface + result.content))
+            shown = replace(result, content=job.preface + result.content) if job.preface else result
+            _answer(batch, shop, job.call, shown)
 
     jobs = [job for call in batch.calls if (job := _accepted(call, batch, shop)) is not None]
     if len(jobs) == 1:
@@ -479,10 +484,24 @@ def _body(function: Callable[..., object], context_name: str | None) -> ToolBody
             arguments = {**arguments, context_name: context}
         if is_async:
             return await cast("Callable[..., Awaitable[object]]", function)(**arguments)  # is_async says so
-        value = await anyio.to_thread.run_sync(functools.partial(function, **arguments), abandon_on_cancel=True)
+        work = functools.partial(function, **arguments)
+        value = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=_threads())
         return await value if inspect.isawaitable(value) else value
 
     return body
+
+
+def _threads() -> anyio.CapacityLimiter:
+    """The threads of sync tools in this event loop, apart from the 40 that everything else in the program shares."""
+    try:
+        return _LIMITER.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(MAX_TOOL_THREADS)
+        _LIMITER.set(limiter)
+        return limiter
+
+
+_LIMITER: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("endstop_tool_threads")
 
 
 def _unwrapped(function: Callable[..., object]) -> Callable[..., object]:
