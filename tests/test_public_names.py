@@ -28,6 +28,7 @@ PUBLIC_NAMES = [
     "ImagePart",
     "Interrupt",
     "InterruptEvent",
+    "JsonObject",
     "LimitExceeded",
     "LimitHit",
     "LimitWarning",

@@ -16,7 +16,7 @@ from endstop._errors import PriceUnknown
 from endstop._estimate import BYTES_PER_TOKEN, ContextSize, text_tokens
 from endstop._limits import LimitHit, PlanLimits, Price, Spent
 from endstop._messages import Message, ModelTurn, ToolReturn, Usage, UserMessage
-from endstop._purse import LEAST_OUTPUT_TOKENS, ROOMY_OUTPUT_TOKENS, UNCAPPED_OUTPUT_TOKENS, Purse
+from endstop._purse import LEAST_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS, ROOMY_OUTPUT_TOKENS, Purse
 from endstop.models.scripted import ScriptedModel
 
 GO: list[Message] = [UserMessage(content="Go" * 175)]
@@ -173,10 +173,12 @@ def test_output_tokens_cap_a_request_too() -> None:
 
 def test_a_request_leaves_half_of_ample_room_to_others() -> None:
     """Runs that share a budget run at once, and do not starve each other."""
-    shared = Budget(PlanLimits(max_output_tokens=100_000))
+    shared = Budget(PlanLimits(max_output_tokens=24_000))
     first, second = (Payer(PlanLimits(on_limit="stop"), shared=shared) for _ in range(2))
-    assert first.purse.cap(first.round()) == 50_000
-    assert second.purse.cap(second.round()) == 25_000
+    assert first.purse.cap(first.round()) == 12_000
+    assert second.purse.cap(second.round()) == 6_000
+    ample = Payer(PlanLimits(max_output_tokens=1_000_000))
+    assert ample.purse.cap(ample.round()) == MOST_OUTPUT_TOKENS, "providers refuse to write more at once"
     small = Payer(PlanLimits(max_output_tokens=ROOMY_OUTPUT_TOKENS, on_limit="stop"))
     assert small.purse.cap(small.round()) == ROOMY_OUTPUT_TOKENS
 
@@ -332,7 +334,7 @@ def test_what_an_earlier_leg_used_without_a_price_is_charged_when_one_is_known()
 def test_a_free_model_is_never_stopped_by_a_cost_limit() -> None:
     """A price of 0 is a price."""
     payer = Payer(PlanLimits(max_cost=0), prices=Table(FREE))
-    assert payer.purse.cap(payer.round()) == max(ROOMY_OUTPUT_TOKENS, UNCAPPED_OUTPUT_TOKENS // 2)
+    assert payer.purse.cap(payer.round()) == MOST_OUTPUT_TOKENS
 
 
 # -- whole runs ------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from endstop._loops import LoopPolicy
 from endstop._messages import (
     FilePart,
     ImagePart,
+    JsonObject,
     Message,
     ModelTurn,
     Part,
@@ -86,6 +87,7 @@ __all__ = [
     "ImagePart",
     "Interrupt",
     "InterruptEvent",
+    "JsonObject",
     "LimitExceeded",
     "LimitHit",
     "LimitWarning",

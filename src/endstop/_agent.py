@@ -231,7 +231,7 @@ class Agent(Generic[OutputT]):
             state, first = fresh_state(task, history=(), limits=limits, run_id=run_id, agent=self.name), None
         place = parent.place_below(context.call_id) if parent is not None else Place(deps=context.deps)
         queue = parent.queue if parent is not None else EventQueue(unread=True)
-        run = Run(self._plan, state, Budget(limits, parent=context.budget, spent=state.spent), queue, place)
+        run = Run(self._plan, state, Budget(state.limits, parent=context.budget, spent=state.spent), queue, place)
         with observing():
             await Leg(run, first or Started(model=self.model.name)).drive()
         return run.result()

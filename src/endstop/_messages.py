@@ -23,6 +23,7 @@ else:
     # Type checkers want a plain alias; what reads the hint at run time needs one that may name itself.
     JsonValue = TypeAliasType("JsonValue", "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None")
 JsonObject: TypeAlias = dict[str, JsonValue]
+"""A JSON object."""
 
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "content_filter", "other"]
 

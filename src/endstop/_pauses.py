@@ -16,6 +16,7 @@ What runs and what does not is a contract:
 - A limit that ends the run, and a cancellation, give up what waits: the calls are answered as not run,
   and their ids take no answer any more.
 - A pause of a delegated run pauses the runs above it, and is answered at the top.
+- A pause that nobody answered in time is given up when the run goes on: its call is answered as not run.
 - Waiting is not working time. `deadline` counts it.
 """
 
@@ -142,6 +143,20 @@ def answer_pauses(state: RunState, answers: Mapping[str, object], now: datetime)
             what = f"the answer {reprlib.repr(answer)} to the pause {pause_id!r} does not fit its schema: {problem}"
             raise ResumeError(f"{what}; use a Decision" if pause.kind == "approval" else what)
     _note(state, plain)
+
+
+def expire_pauses(state: RunState, now: datetime) -> None:
+    """Give up what nobody answered in time, here and below: its calls are answered as not run when the run goes on."""
+    late = [pause for pause in state.pauses if pause.expires_at is not None and now > pause.expires_at]
+    state.closed_pauses += [pause.pause_id for pause in late]
+    below = {pause.call_id for pause in late if pause.call_id in state.children}
+    for call_id in below:
+        expire_pauses(state.children[call_id], now)
+    for pause in late:
+        if pause.call_id not in below:
+            reply = state.replies.get(pause.call_id, Reply())
+            state.replies[pause.call_id] = replace(reply, decision={"type": "expired"})
+    state.pauses = [pause for pause in state.pauses if pause not in late and pause.call_id not in below]
 
 
 def close_pauses(state: RunState) -> None:

@@ -26,6 +26,9 @@ LEAST_OUTPUT_TOKENS = 16
 UNCAPPED_OUTPUT_TOKENS = 1_000_000
 """What is held for an answer that only a limit on something else bounds (a free model under a cost limit)."""
 
+MOST_OUTPUT_TOKENS = 16_384
+"""The most that is asked for in one answer: more than common models write at once is refused by their providers."""
+
 ROOMY_OUTPUT_TOKENS = 4_096
 """A request may write this many tokens where that many are left; of what is left beyond, it may take a half.
 
@@ -36,13 +39,15 @@ The other half is there for whoever shares the budget at the same time.
 class Purse:
     """Pays the requests of one run out of its budget, and keeps the final answer's reserve in it.
 
+    The first `history_length` messages of the run are a history that it was given.
+
     Raises:
         PriceUnknown: a cost limit is set, here or above, and no price is known or assumed.
     """
 
-    def __init__(self, plan: Plan, limits: PlanLimits, budget: Budget) -> None:
+    def __init__(self, plan: Plan, limits: PlanLimits, budget: Budget, *, history_length: int = 0) -> None:
         self._budget = budget
-        self._size = ContextSize(plan.frame_tokens)
+        self._size = ContextSize(plan.frame_tokens, history_length)
         self._limited = any(left is not None for left in budget.left("tokens", "output_tokens", "cost"))
         self._price = _price(plan, budget)
         earlier = budget.spent(0.0)
@@ -75,7 +80,7 @@ class Purse:
     def hold_final(self, messages: Sequence[Message], notice: str) -> Hold | LimitHit:
         """Hold what the final answer and the notice that asks for it take: the reserve, and all else that is left."""
         request = self._quote(messages, text_tokens(notice))
-        cap = max(self._room(request), LEAST_OUTPUT_TOKENS)
+        cap = min(max(self._room(request), LEAST_OUTPUT_TOKENS), MOST_OUTPUT_TOKENS)
         hold = self._budget.exchange(self._reserve, request.amounts(cap))
         if isinstance(hold, Hold):
             self._reserve = None
@@ -140,7 +145,8 @@ class Purse:
         if not request.limited:
             return 0
         room = self._room(request, less)
-        return max(min(room, ROOMY_OUTPUT_TOKENS), room // 2, LEAST_OUTPUT_TOKENS)
+        share = max(min(room, ROOMY_OUTPUT_TOKENS), room // 2, LEAST_OUTPUT_TOKENS)
+        return min(share, MOST_OUTPUT_TOKENS)
 
     def _room(self, request: _Quote, less: Amounts | None = None) -> int:
         """The output tokens that every limit has room for, the reserve counted as free."""

@@ -9,7 +9,7 @@ from endstop._errors import ResumeError
 from endstop._limits import LOOP, PlanLimits
 from endstop._loops import LoopState
 from endstop._messages import ModelTurn, UserMessage, checked_prompt, pending_calls, repaired_history
-from endstop._pauses import answer_pauses
+from endstop._pauses import answer_pauses, expire_pauses
 from endstop._results import limit_reason
 from endstop._state import RunState
 
@@ -42,8 +42,9 @@ def resumed_state(
             missing, foreign, used, expired or does not fit its schema.
     """
     state = ended.copy()
-    _check(state, limits or state.limits, answers)
+    _check(state, limits or state.limits, answers, now)
     answer_pauses(state, answers, now)
+    expire_pauses(state, now)
     state.limits = limits or state.limits
     if state.wrap_up_at is not None:
         # The answer that the limit forced is the result's. Seeing it, a model repeats it instead of going on.
@@ -63,12 +64,16 @@ def reopen(state: RunState) -> None:
     state.wrap_up_at = None
     state.repairs = max(state.repairs - 1, 0)  # where the repairs were used up, going on is one more
     state.hit, state.wrap_up, state.unrun, state.note, state.stop_reason = None, "none", [], "", None
+    state.partial_text = ""
 
 
-def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, object]) -> None:
+def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, object], now: datetime) -> None:
+    if not state.messages:
+        raise ResumeError("the state has no message to go on from: pass one that a run wrote")
     if state.stop_reason == "completed":
         raise ResumeError("the run is completed: start a new one with history=result.messages")
-    if state.stop_reason == "paused" and not answers:
+    expired = any(pause.expires_at is not None and now > pause.expires_at for pause in state.pauses)
+    if state.stop_reason == "paused" and not answers and not expired:
         waiting = ", ".join(f"{pause.pause_id!r} ({pause.question})" for pause in state.pauses)
         raise ResumeError(f"the run waits for people: give answers={{pause_id: answer}} for one of {waiting}")
     hit = state.hit

@@ -81,7 +81,7 @@ class Run:
         self._keys = place.keys
         self.queue = queue
         self._deps = place.deps
-        self._purse = Purse(plan, state.limits, budget)
+        self._purse = Purse(plan, state.limits, budget, history_length=state.first_message)
         left = self._time_left()
         if self._purse.keeps_reserve and left is not None:
             budget.answer_seconds = state.limits.seconds_for_answer(left.seconds)
@@ -433,6 +433,7 @@ class Run:
         turn: ModelTurn | None = None
         refused = False
         written = 0
+        shown: list[str] = []
         envelope = self._envelope()
 
         async def on_delta(delta: Delta) -> None:
@@ -445,6 +446,7 @@ class Run:
             if delta.kind == "thinking":
                 self.tell(Thinking(text=delta.text))
             elif text := envelope.feed(delta.text) if envelope is not None else delta.text:
+                shown.append(text)
                 self.tell(TextDelta(text=text))
 
         def ask() -> Awaitable[ModelTurn]:
@@ -466,6 +468,7 @@ class Run:
                 self._purse.settle_refused(hold)
             else:
                 self._purse.settle(hold, turn, self.state.messages, written)
+                self.state.partial_text = "" if turn is not None else "".join(shown)
 
     async def _before_retry(self, error: ModelError, attempt: int, hold: Hold) -> Hold | LimitHit:
         """Wait, and hold what the next attempt takes; the error is raised where there is none to make."""

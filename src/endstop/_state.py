@@ -45,8 +45,9 @@ class RunState:
     `closed_pauses` the ids that take no answer any more, `replies` what was said by call id, and
     `children` the delegated runs that wait, by the id of the call that runs them. `loops` is what the
     loop detector remembers. `unrun` are the calls that the model asked for and that were not run since
-    the limit was hit, `side_effects` the tools that were started and are not read-only, and `note` what
-    else there is to say of the ending.
+    the limit was hit, `side_effects` the tools that were started and are not read-only, `note` what
+    else there is to say of the ending, and `partial_text` what the model had written of a turn that was
+    cut off.
     """
 
     run_id: str
@@ -71,6 +72,7 @@ class RunState:
     unrun: list[ToolCall] = field(default_factory=list[ToolCall])
     side_effects: list[str] = field(default_factory=list[str])
     note: str = ""
+    partial_text: str = ""
     stop_reason: StopReason | None = None
 
     def copy(self) -> RunState:

@@ -162,7 +162,7 @@ def conclude(state: RunState, plan: Plan) -> AgentResult[Any]:
             text, answer = newest.text, plan.output.read(newest.text)
         output = answer.output if isinstance(answer, Valid) else None
         return AgentResult(output=output, text=text, stop_reason=stop_reason, ending=None, state=state)
-    rung, text = best_text(own)
+    rung, text = ("last_text", state.partial_text) if state.partial_text.strip() else best_text(own)
     if state.wrap_up == "answered" and rung == "last_text" and _final_text(own) == text:
         rung = "model_answer"
     answer = plan.output.read(text) if rung in ("model_answer", "last_text") else Invalid(problem="no answer")
@@ -170,7 +170,8 @@ def conclude(state: RunState, plan: Plan) -> AgentResult[Any]:
     if hit is not None:
         # The final answer has been paid since the limit was hit.
         hit = replace(hit, used=max(hit.used, used_by_limit(state.spent).get(hit.limit, hit.used)))
-    reason = limit_reason(hit) if hit is not None else _reason(state)
+    # Who cancels a run that is ending at a limit ends it.
+    reason = limit_reason(hit) if hit is not None and stop_reason != "cancelled" else _reason(state)
     ending = Ending(
         rung=rung,
         reason=f"{reason}; {state.note}" if state.note else reason,

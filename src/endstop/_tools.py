@@ -157,11 +157,11 @@ def tool(
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a tool of a function: its parameters' type hints are the schema, its docstring the description.
 
-    A parameter annotated `ToolContext` gets the context and is not shown to the model. A sync function
-    runs in a thread, with the context variables of the run.
+    A parameter without a hint takes any JSON. One annotated `ToolContext` gets the context and is not
+    shown to the model. A sync function runs in a thread, with the context variables of the run.
 
     Raises:
-        ConfigError: a parameter has no usable type hint, or is positional-only, `*args` or `**kwargs`.
+        ConfigError: a type hint has no JSON form, or a parameter is positional-only, `*args` or `**kwargs`.
     """
 
     def make(function: Callable[..., object]) -> Tool:
@@ -443,6 +443,8 @@ def _decided(call: ToolCall, decision: JsonObject) -> JsonObject | ToolReturn:
             return arguments if isinstance(arguments, dict) else call.arguments
         case "respond":
             return _return(call, text)
+        case "expired":
+            return _return(call, "Not run: nobody answered in time.", "not_run")
         case "reject":
             return _return(call, f"Not run: a person rejected it{f': {text}' if text else '.'}", "error")
         case _:
