@@ -451,3 +451,14 @@ async def test_a_retry_policy_of_one_attempt_sends_the_final_answer_once() -> No
     agent = Agent(model, tools=[look], retry=type(AT_ONCE)(max_attempts=1))
     assert ended(await agent.run("Go.", limits=TWO))[0] == "tool_digest"
     assert model.request_count == 2
+
+
+async def test_text_that_time_cut_off_is_the_last_text() -> None:
+    """What the user saw being written is not lost: it is handed over, marked."""
+    step = Step(text="one two", deltas=("one ", "two"), delta_latency_seconds=60)
+    limits = PlanLimits(max_seconds=1, on_limit="stop")
+    result = await Agent(ScriptedModel([step])).run("Go.", limits=limits)
+    assert result.stop_reason == "budget"
+    assert result.ending is not None
+    assert result.ending.rung == "last_text"
+    assert result.text == "one "

@@ -448,3 +448,20 @@ async def test_any_batch_answered_in_any_order(batches: list[list[str]], seed: i
     assert result.spent.tool_calls == paid
     assert used == set(result.state.closed_pauses)
     assert_all_answered(result.messages)
+
+
+async def test_a_pause_that_nobody_answered_in_time_is_given_up() -> None:
+    """Going on without an answer is possible then: the call is answered as not run, and the model goes on."""
+
+    async def confirm() -> str:
+        """Ask a person who does not come."""
+        raise Interrupt("Really?", expires_in_seconds=0.001)
+
+    agent = Agent(ScriptedModel([turn(calls=[call("confirm", call_id="c")]), "done without"]), tools=[confirm])
+    paused = await agent.run("Go.")
+    await anyio.sleep(0.01)
+    result = await agent.resume(paused)
+    assert (result.stop_reason, result.text) == ("completed", "done without")
+    assert returns(result) == {"c": "Not run: nobody answered in time."}
+    with pytest.raises(ResumeError, match="completed"):
+        await agent.resume(result)

@@ -162,7 +162,9 @@ def conclude(state: RunState, plan: Plan) -> AgentResult[Any]:
             text, answer = newest.text, plan.output.read(newest.text)
         output = answer.output if isinstance(answer, Valid) else None
         return AgentResult(output=output, text=text, stop_reason=stop_reason, ending=None, state=state)
-    rung, text = ("last_text", state.partial_text) if state.partial_text.strip() else best_text(own)
+    rung, text = best_text(own)
+    if state.partial_text.strip():
+        rung, text = "last_text", state.partial_text
     if state.wrap_up == "answered" and rung == "last_text" and _final_text(own) == text:
         rung = "model_answer"
     answer = plan.output.read(text) if rung in ("model_answer", "last_text") else Invalid(problem="no answer")
