@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "endstop"
-HEART = "_agent.py"
+HEART = ("_drive.py", "_steps.py", "_agent.py")
 
 
 def functions(path: Path) -> Iterator[tuple[int, str]]:
@@ -27,8 +27,7 @@ def main() -> None:
     if len(found) < 2:
         sys.exit(f"no functions found in {PACKAGE}")
 
-    heart = PACKAGE / HEART
-    print(f"the heart, {HEART}: {lengths.get(heart, 0)} lines")
+    print("the heart, the loop and what decides its steps:", ", ".join(f"{h} {lengths[PACKAGE / h]}" for h in HEART))
     print(f"files: {len(files)}, {sum(lengths.values())} lines")
     for path, length in sorted(lengths.items(), key=lambda entry: -entry[1]):
         print(f"  {length:4} {path.relative_to(PACKAGE)}")
