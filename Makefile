@@ -6,7 +6,7 @@ UV = $(shell command -v uv || echo $(BIN)/uv)
 HOUSE := tests/test_house_rules.py tests/test_imports.py tests/test_public_names.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage check format bench docs sizes lock lowest newest wheel-test clean
+.PHONY: help demo test coverage check format bench docs overshoot sizes lock lowest newest wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ bench: .venv-bench/.stamp  ## measure speed beside the peers (ARGS=...)
 
 docs: .venv/.stamp  ## run the documentation's examples and follow its links
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+
+overshoot: .venv/.stamp  ## show by how much each limit can be overrun
+	@$(BIN)/python scripts/overshoot.py
 
 sizes: .venv/.stamp  ## print the lengths of files and functions
 	@$(BIN)/python scripts/sizes.py

@@ -78,6 +78,7 @@ def test_a_time_without_an_offset_is_local_time() -> None:
     ("given", "message"),
     [
         ({"max_rounds": -1}, "--max-rounds=-1 cannot be used"),
+        ({"max_calls": 1.9}, "--max-calls=1.9 cannot be used"),
         ({"max_cost": float("nan")}, "--max-cost=nan cannot be used"),
         ({"warn_at": 2.0}, "--warn-at=2.0 cannot be used"),
         ({"deadline": "tomorrow"}, "--deadline='tomorrow' cannot be used: write a time in ISO 8601"),

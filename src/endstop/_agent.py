@@ -15,10 +15,10 @@ from endstop._delegation import delegate
 from endstop._drive import Leg
 from endstop._effects import Effects, MemoryEffects
 from endstop._envelope import EXTRACTION_TAG, checked_tag
-from endstop._errors import ConfigError, UsageError
+from endstop._errors import ConfigError, ResumeError, UsageError
 from endstop._estimate import frame_tokens
 from endstop._events import Resumed, Started
-from endstop._limits import PlanLimits, Prices, check_count
+from endstop._limits import PlanLimits, Prices, check_count, checked_limits
 from endstop._loops import LoopDetector, LoopPolicy
 from endstop._outputs import OutputSpec
 from endstop._results import AgentResult, OutputT
@@ -78,6 +78,7 @@ class Agent(Generic[OutputT]):
         if not callable(getattr(self.model, "respond", None)):
             raise ConfigError("model", self.model, "use a model with a respond() method, such as OpenAIModel")
         check_count("output_repairs", self.output_repairs)
+        checked_limits(self.limits)
         tools = toolbox(self.tools)
         specs = tuple(tool.spec for tool in tools.values())
         plan = Plan(
@@ -122,7 +123,7 @@ class Agent(Generic[OutputT]):
         state = fresh_state(
             prompt,
             history=history,
-            limits=limits or self.limits,
+            limits=checked_limits(limits or self.limits),
             run_id=run_id or uuid.uuid4().hex,
             agent=self.name,
         )
@@ -164,8 +165,7 @@ class Agent(Generic[OutputT]):
         Raises:
             UsageError: it was called where an event loop is running; await `run` there.
         """
-        if _loop_is_running():
-            raise UsageError("run_sync() cannot be used inside a running event loop: use `await agent.run(...)` there")
+        _refuse_running_loop("run")
         run = functools.partial(
             self.run, prompt, history=history, limits=limits, budget=budget, deps=deps, run_id=run_id
         )
@@ -184,13 +184,18 @@ class Agent(Generic[OutputT]):
 
         What was spent stays spent and what was done is not done again. `answers` are by pause id (JSON,
         or a `Decision` for an approval); one is enough to go on. After a limit, `limits` must allow more
-        of what was used up; without `limits` the run keeps those it had.
+        of what was used up; without `limits` the run keeps those it had, and with them it has no others.
+        A run that was given a `budget` needs one again.
 
         Raises:
-            ResumeError: the run is completed, the limit that ended it is not higher, or an answer is
-                missing, foreign, used, expired or does not fit its schema.
+            ResumeError: the run is completed, the limit that ended it is not higher, its shared budget is
+                missing, or an answer is missing, foreign, used, expired or does not fit its schema.
         """
         ended = run.state if isinstance(run, AgentResult) else run
+        if ended.shared_budget and budget is None:
+            raise ResumeError(
+                "the run was bounded by a shared budget as well: pass it as budget=, or a new Budget(..., spent=...)"
+            )
         state = resumed_state(ended, limits=limits, answers=answers or {}, now=self.effects.now())
         return self._open(state, budget, deps, Resumed(model=self.model.name, answered=tuple(answers or ())))
 
@@ -205,6 +210,24 @@ class Agent(Generic[OutputT]):
     ) -> AgentResult[OutputT]:
         """Go on with a run to its end and return the result; see `resume_stream`, and `run` for what it raises."""
         return await _drained(self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps))
+
+    def resume_sync(
+        self,
+        run: AgentResult[object] | RunState,
+        *,
+        answers: Mapping[str, object] | None = None,
+        limits: PlanLimits | None = None,
+        budget: Budget | None = None,
+        deps: object = None,
+    ) -> AgentResult[OutputT]:
+        """`resume` for code that is not async.
+
+        Raises:
+            UsageError: it was called where an event loop is running; await `resume` there.
+        """
+        _refuse_running_loop("resume")
+        go_on = functools.partial(self.resume, run, answers=answers, limits=limits, budget=budget, deps=deps)
+        return anyio.run(go_on)
 
     def as_tool(
         self, *, name: str | None = None, description: str | None = None, limits: PlanLimits | None = None
@@ -240,16 +263,17 @@ class Agent(Generic[OutputT]):
         self, state: RunState, budget: Budget | None, deps: object, first: Started | Resumed
     ) -> RunStream[OutputT]:
         queue = EventQueue(state.seq)
+        state.shared_budget = budget is not None
         scope = Budget(state.limits, parent=budget, spent=state.spent)
         return RunStream(Leg(Run(self._plan, state, scope, queue, Place(deps=deps)), first), queue)
 
 
-def _loop_is_running() -> bool:
+def _refuse_running_loop(name: str) -> None:
     try:
         anyio.get_current_task()
     except RuntimeError:  # what every anyio says where there is no event loop
-        return False
-    return True
+        return
+    raise UsageError(f"{name}_sync() cannot be used inside a running event loop: use `await agent.{name}(...)` there")
 
 
 async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:

@@ -192,6 +192,17 @@ class LimitHit:
     allowed: int | float | Decimal
 
 
+def checked_limits(limits: object) -> PlanLimits:
+    """The limits; callers are not all type-checked.
+
+    Raises:
+        ConfigError: they are no `PlanLimits`.
+    """
+    if not isinstance(limits, PlanLimits):
+        raise ConfigError("limits", limits, "use PlanLimits(...)")
+    return limits
+
+
 def check_count(name: str, value: object, *, least: int = 0, required: bool = True) -> None:
     """Check a whole number, `least` or more.
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 from typing_extensions import TypeAliasType
 
@@ -200,7 +200,9 @@ def repaired_history(messages: Iterable[Message]) -> list[Message]:
     """
     repaired: list[Message] = []
     open_calls: dict[str, ToolCall] = {}
-    for message in messages:
+    for index, message in enumerate(messages):
+        if not isinstance(cast("object", message), UserMessage | ModelTurn | ToolReturn):  # not all is type-checked
+            raise ConfigError(f"history[{index}]", message, "use UserMessage, ModelTurn and ToolReturn")
         if isinstance(message, ToolReturn):
             if open_calls.pop(message.call_id, None) is not None:
                 repaired.append(message)

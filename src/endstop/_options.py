@@ -44,7 +44,8 @@ _LIMIT_FIELDS = {
 
 _TOOL_LIMIT = "tool_limits["
 
-_Count: TypeAlias = int | Literal["none"] | None
+# Parsed as a number that may have a fraction, so that 1.9 is refused and not rounded.
+_Count: TypeAlias = float | Literal["none"] | None
 _Number: TypeAlias = float | Literal["none"] | None
 
 
@@ -82,7 +83,7 @@ class LimitOptions:
         """
         given = {option: getattr(self, option[2:].replace("-", "_")) for option in _LIMIT_FIELDS}
         changes: dict[str, Any] = {
-            _LIMIT_FIELDS[option]: None if value == "none" else value
+            _LIMIT_FIELDS[option]: None if value == "none" else _whole(option, value)
             for option, value in given.items()
             if value is not None
         }
@@ -128,6 +129,11 @@ class OutputOptions:
         if out.isatty() and not console.is_dumb_terminal:
             return LiveView(console, limits, spent, stream=self.stream, redact=redact)
         return PlainView(out, limits, spent, stream=self.stream, redact=redact)
+
+
+def _whole(option: str, value: Any) -> Any:
+    counts = option not in ("--max-cost", "--max-seconds", "--warn-at")
+    return int(value) if counts and isinstance(value, float) and value.is_integer() else value
 
 
 def raised(limit: str, allowed: float | Decimal | None) -> str:

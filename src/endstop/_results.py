@@ -16,7 +16,7 @@ from endstop._state import RunState, StopReason, as_data, as_type, from_json, to
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from endstop._limits import LimitHit, Spent
+    from endstop._limits import LimitHit, PlanLimits, Spent
     from endstop._pauses import Pause
 
 OutputT = TypeVar("OutputT", default=str)
@@ -86,6 +86,11 @@ class AgentResult(Generic[OutputT_co]):
     def pauses(self) -> tuple[Pause, ...]:
         """What the run waits for, where it is paused."""
         return tuple(self.state.pauses)
+
+    @property
+    def limits(self) -> PlanLimits:
+        """The limits that the run had: `dataclasses.replace` them to go on with one of them higher."""
+        return self.state.limits
 
     @property
     def messages(self) -> tuple[Message, ...]:

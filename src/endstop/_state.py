@@ -46,8 +46,8 @@ class RunState:
     `children` the delegated runs that wait, by the id of the call that runs them. `loops` is what the
     loop detector remembers. `unrun` are the calls that the model asked for and that were not run since
     the limit was hit, `side_effects` the tools that were started and are not read-only, `note` what
-    else there is to say of the ending, and `partial_text` what the model had written of a turn that was
-    cut off.
+    else there is to say of the ending, `partial_text` what the model had written of a turn that was cut
+    off, and `shared_budget` that a budget above the run's own bounded it.
     """
 
     run_id: str
@@ -73,6 +73,7 @@ class RunState:
     side_effects: list[str] = field(default_factory=list[str])
     note: str = ""
     partial_text: str = ""
+    shared_budget: bool = False
     stop_reason: StopReason | None = None
 
     def copy(self) -> RunState:

@@ -86,13 +86,13 @@ async def test_a_limit_that_raises_leaves_its_result(tmp_path: Path) -> None:
     assert AgentResult.from_json((tmp_path / "run.json").read_bytes()).stop_reason == "tool_limit"
 
 
-async def test_an_error_of_somebody_else_leaves_nothing(tmp_path: Path) -> None:
-    """What a run had spent is not known then, so that it cannot be gone on with honestly."""
+async def test_an_error_of_somebody_else_leaves_the_state(tmp_path: Path) -> None:
+    """What a run had done and spent is saved, whatever it failed of: it can be gone on with."""
     view = Recorder()
     with pytest.raises(ValueError, match="wrong"):
         await followed(Agent(ScriptedModel([ValueError("wrong")])), view, tmp_path / "run.json")
-    assert view.kept is None
-    assert os.listdir(tmp_path) == []
+    assert isinstance(view.kept, RunState)
+    assert RunState.from_json((tmp_path / "run.json").read_bytes()).spent.model_calls == 1
 
 
 async def test_a_view_that_breaks_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:

@@ -77,14 +77,14 @@ def _interruptible(stream: RunStream[object], on_interrupt: Callable[[], None]) 
 
 
 def _kept(stream: RunStream[object], failure: RunError | None) -> AgentResult[object] | RunState | None:
-    """All that is known of a run that is over: its result, or its state where it failed."""
+    """All that is known of a run that is over: its result, or its state where it failed, whatever it failed of."""
     if isinstance(failure, LimitExceeded):
         return failure.result
     if failure is not None:
         return failure.state
     with contextlib.suppress(RuntimeError):
         return stream.result
-    return None
+    return stream.state
 
 
 def _write(path: Path, kept: AgentResult[object] | RunState) -> None:
