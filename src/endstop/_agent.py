@@ -26,7 +26,7 @@ from endstop._resume import fresh_state, reopen, resumed_state
 from endstop._run import Place, Run
 from endstop._stages import PostModel, Retrieval
 from endstop._steps import Plan, RetryPolicy
-from endstop._stream import EventQueue, RunStream
+from endstop._stream import EventQueue, RunStream, run_to_end
 from endstop._tools import AnyTool, Tool, ToolContext, toolbox
 from endstop.models.base import Model
 from endstop.turn_observation import observing
@@ -147,7 +147,7 @@ class Agent(Generic[OutputT]):
             LimitExceeded: a limit was reached under `on_limit="raise"`.
         """
         stream = self.stream(prompt, history=history, limits=limits, budget=budget, deps=deps, run_id=run_id)
-        return await _drained(stream)
+        return await run_to_end(stream)
 
     def run_sync(
         self,
@@ -204,7 +204,8 @@ class Agent(Generic[OutputT]):
         deps: object = None,
     ) -> AgentResult[OutputT]:
         """Go on with a run to its end and return the result; see `resume_stream`, and `run` for what it raises."""
-        return await _drained(self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps))
+        stream = self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps)
+        return await run_to_end(stream)
 
     def as_tool(
         self, *, name: str | None = None, description: str | None = None, limits: PlanLimits | None = None
@@ -250,10 +251,3 @@ def _loop_is_running() -> bool:
     except RuntimeError:  # what every anyio says where there is no event loop
         return False
     return True
-
-
-async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:
-    async with stream:
-        async for _ in stream:
-            pass
-    return stream.result

@@ -90,15 +90,6 @@ class Run:
         self.is_cancelled = False
         self._call_ids = {c.call_id for m in state.messages if isinstance(m, ModelTurn) for c in m.tool_calls}
         self._untold: list[LimitHit] = []
-        self._shop = Workshop(
-            tools=plan.tools,
-            budget=budget,
-            effects=plan.effects,
-            context=self._context,
-            key=self._tool_key,
-            on_call=self._on_call,
-            on_return=self._on_return,
-        )
 
     def __enter__(self) -> Run:
         self.budget.start_clock(time.monotonic())
@@ -256,7 +247,7 @@ class Run:
             return
         try:
             if not step.refuse:
-                await run_calls(batch, self._shop)
+                await run_calls(batch, self._shop())
         finally:
             self._record(batch, "Not run: the run must end." if step.refuse else _STOPPED)
         if batch.fatal is not None:
@@ -546,6 +537,18 @@ class Run:
             text = "The run is near its limits: " + "; ".join(lines) + ". Come to an answer soon."
             self.state.messages.append(UserMessage(content=text, source="kernel"))
             self._untold.clear()
+
+    def _shop(self) -> Workshop:
+        # Made for one batch: a run that kept it, and so itself, would only be freed by the garbage collector.
+        return Workshop(
+            tools=self.plan.tools,
+            budget=self.budget,
+            effects=self.plan.effects,
+            context=self._context,
+            key=self._tool_key,
+            on_call=self._on_call,
+            on_return=self._on_return,
+        )
 
     def _context(self, call: ToolCall, reply: Reply) -> ToolContext[Any]:
         return ToolContext(
