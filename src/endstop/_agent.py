@@ -26,7 +26,7 @@ from endstop._resume import fresh_state, reopen, resumed_state
 from endstop._run import Place, Run
 from endstop._stages import PostModel, Retrieval
 from endstop._steps import Plan, RetryPolicy
-from endstop._stream import EventQueue, RunStream, run_to_end
+from endstop._stream import EventQueue, RunStream
 from endstop._tools import AnyTool, Tool, ToolContext, toolbox
 from endstop.models.base import Model
 from endstop.turn_observation import observing
@@ -119,14 +119,9 @@ class Agent(Generic[OutputT]):
             ConfigError: the prompt is empty or of a wrong type.
             PriceUnknown: a cost limit is set and the model's price is not known.
         """
-        state = fresh_state(
-            prompt,
-            history=history,
-            limits=limits or self.limits,
-            run_id=run_id or uuid.uuid4().hex,
-            agent=self.name,
-        )
-        return self._open(state, budget, deps, Started(model=self.model.name))
+        state = self._fresh(prompt, history, limits, run_id)
+        queue = EventQueue(state.seq)
+        return RunStream(self._leg(state, budget, deps, queue), queue)
 
     async def run(
         self,
@@ -146,8 +141,7 @@ class Agent(Generic[OutputT]):
             OutputInvalid: no valid structured output within the repairs.
             LimitExceeded: a limit was reached under `on_limit="raise"`.
         """
-        stream = self.stream(prompt, history=history, limits=limits, budget=budget, deps=deps, run_id=run_id)
-        return await run_to_end(stream)
+        return await self._to_end(self._fresh(prompt, history, limits, run_id), budget, deps)
 
     def run_sync(
         self,
@@ -190,9 +184,9 @@ class Agent(Generic[OutputT]):
             ResumeError: the run is completed, the limit that ended it is not higher, or an answer is
                 missing, foreign, used, expired or does not fit its schema.
         """
-        ended = run.state if isinstance(run, AgentResult) else run
-        state = resumed_state(ended, limits=limits, answers=answers or {}, now=self.effects.now())
-        return self._open(state, budget, deps, Resumed(model=self.model.name, answered=tuple(answers or ())))
+        state = self._resumed(run, answers, limits)
+        queue = EventQueue(state.seq)
+        return RunStream(self._leg(state, budget, deps, queue, answered=tuple(answers or ())), queue)
 
     async def resume(
         self,
@@ -204,8 +198,7 @@ class Agent(Generic[OutputT]):
         deps: object = None,
     ) -> AgentResult[OutputT]:
         """Go on with a run to its end and return the result; see `resume_stream`, and `run` for what it raises."""
-        stream = self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps)
-        return await run_to_end(stream)
+        return await self._to_end(self._resumed(run, answers, limits), budget, deps, answered=tuple(answers or ()))
 
     def as_tool(
         self, *, name: str | None = None, description: str | None = None, limits: PlanLimits | None = None
@@ -237,12 +230,48 @@ class Agent(Generic[OutputT]):
             await Leg(run, first or Started(model=self.model.name)).drive()
         return run.result()
 
-    def _open(
-        self, state: RunState, budget: Budget | None, deps: object, first: Started | Resumed
-    ) -> RunStream[OutputT]:
-        queue = EventQueue(state.seq)
+    def _fresh(
+        self, prompt: Prompt, history: Sequence[Message], limits: PlanLimits | None, run_id: str | None
+    ) -> RunState:
+        return fresh_state(
+            prompt,
+            history=history,
+            limits=limits or self.limits,
+            run_id=run_id or uuid.uuid4().hex,
+            agent=self.name,
+        )
+
+    def _resumed(
+        self,
+        run: AgentResult[object] | RunState,
+        answers: Mapping[str, object] | None,
+        limits: PlanLimits | None,
+    ) -> RunState:
+        ended = run.state if isinstance(run, AgentResult) else run
+        return resumed_state(ended, limits=limits, answers=answers or {}, now=self.effects.now())
+
+    def _leg(
+        self,
+        state: RunState,
+        budget: Budget | None,
+        deps: object,
+        queue: EventQueue,
+        answered: tuple[str, ...] | None = None,
+    ) -> Leg:
+        """A fresh leg, or with `answered` one that goes on."""
         scope = Budget(state.limits, parent=budget, spent=state.spent)
-        return RunStream(Leg(Run(self._plan, state, scope, queue, Place(deps=deps)), first), queue)
+        name = self.model.name
+        first = Started(model=name) if answered is None else Resumed(model=name, answered=answered)
+        return Leg(Run(self._plan, state, scope, queue, Place(deps=deps)), first)
+
+    async def _to_end(
+        self, state: RunState, budget: Budget | None, deps: object, answered: tuple[str, ...] | None = None
+    ) -> AgentResult[OutputT]:
+        """Run in the caller's own task: nobody reads the events, so that no other is needed."""
+        queue = EventQueue(state.seq, unread=True)
+        leg = self._leg(state, budget, deps, queue, answered)
+        await leg.drive()
+        return RunStream[OutputT](leg, queue).result
 
 
 def _loop_is_running() -> bool:

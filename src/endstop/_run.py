@@ -281,11 +281,14 @@ class Run:
     def _watch_for_loops(self) -> None:
         """Show the turn's calls to the detector: a first finding is told to the model, a later one ends the run."""
         detector, state = self.plan.loops, self.state
-        if detector is None or pending_calls(state.messages):
+        if detector is None:
             return
-        # One step, also where some of the calls waited for people.
-        outcomes = tuple(self._outcome(call, result) for call, result in self._newest_calls() if result is not None)
-        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=outcomes))
+        outcomes: list[Outcome] = []
+        for call, result in self._newest_calls():
+            if result is None:
+                return  # One step, also where some of the calls waited for people.
+            outcomes.append(self._outcome(call, result))
+        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=tuple(outcomes)))
         if finding is None:
             return
         left = self.budget.left("model_rounds", "model_calls")

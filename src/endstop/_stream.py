@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, cast
 import anyio
 
 from endstop._events import HIGH_WATER, Cancelled, Done, Event
-from endstop._results import AgentResult, OutputT, OutputT_co
+from endstop._results import AgentResult, OutputT_co
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,14 +38,14 @@ class LiveRun(Protocol):
 class EventQueue:
     """Events from a run to its one reader, numbered in order. Once `HIGH_WATER` of them are unread it `is_full`.
 
-    While it `is_unread` nobody is going to read: events are numbered and dropped.
+    With `unread` nobody is going to read: events are numbered and dropped.
     """
 
-    __slots__ = ("_events", "_failure", "_more", "_room", "is_closed", "is_unread", "result", "seq")
+    __slots__ = ("_events", "_failure", "_more", "_room", "_unread", "is_closed", "result", "seq")
 
     def __init__(self, seq: int = 0, *, unread: bool = False) -> None:
         self.seq = seq
-        self.is_unread = unread
+        self._unread = unread
         self.result: AgentResult[object] | None = None
         self._events: deque[Event] = deque()
         self._more: anyio.Event | None = None
@@ -63,7 +63,7 @@ class EventQueue:
         self.seq += 1
         # The one place where an event gets its number: it is not shared with anybody yet.
         object.__setattr__(event, "seq", self.seq)
-        if not self.is_unread:
+        if not self._unread:
             self._events.append(event)
         if isinstance(event, Done | Cancelled) and len(event.path) == 1:
             self.result = event.result
@@ -160,13 +160,6 @@ class RunStream(Generic[OutputT_co]):
     async def _run(self) -> None:
         with _Outcome(self._queue):
             await self._live.drive()
-
-
-async def run_to_end(stream: RunStream[OutputT]) -> AgentResult[OutputT]:
-    """Run a stream that was not entered in the task of its caller, with nobody to read the events; its result."""
-    stream._queue.is_unread = True
-    await stream._live.drive()
-    return stream.result
 
 
 class _Outcome:
