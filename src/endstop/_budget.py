@@ -175,11 +175,15 @@ class Budget:
     def due_warnings(self, now: float) -> list[LimitHit]:
         """The limits of this scope whose `warn_at` share was passed since this was last asked; each comes once."""
         with self._lock:
-            used: dict[str, Number | float] = {**self._spent, "seconds": self.working_seconds(now)}
-            due = [unit for unit, (mark, _) in self._unwarned.items() if used.get(unit, 0) >= mark]
-            return [
-                LimitHit(limit=limit_name(unit), used=used[unit], allowed=self._unwarned.pop(unit)[1]) for unit in due
+            spent, seconds = self._spent, self.working_seconds(now)
+            due = [
+                (unit, used, allowed)
+                for unit, (mark, allowed) in self._unwarned.items()
+                if (used := seconds if unit == "seconds" else spent.get(unit, 0)) >= mark
             ]
+            for unit, _, _ in due:
+                del self._unwarned[unit]
+        return [LimitHit(limit=limit_name(unit), used=used, allowed=allowed) for unit, used, allowed in due]
 
     def start_clock(self, now: float) -> None:
         """Something works from `now` on: working time runs, here and in the scopes above."""

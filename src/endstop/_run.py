@@ -129,11 +129,6 @@ class Run:
         object.__setattr__(event, "round", self.state.round)
         self.queue.put(event)
 
-    async def _let_reader_catch_up(self) -> None:
-        """Wait where the caller is far behind; done where nothing is lost if the run is cut off meanwhile."""
-        if self.queue.is_full:
-            await self.queue.room()
-
     def sync(self) -> None:
         """Bring the counters of the state up to date."""
         self.state.spent = self.budget.spent(time.monotonic())
@@ -237,7 +232,8 @@ class Run:
 
     async def run_tools(self, step: RunTools) -> None:
         """Answer the calls of the newest turn, whatever happens: every one has a return in the history then."""
-        await self._let_reader_catch_up()
+        if self.queue.is_full:
+            await self.queue.room()
         newest = self.state.messages[-1]
         cut = isinstance(newest, ModelTurn) and newest.finish_reason == "length"
         batch = Batch(calls=step.calls, cut=cut, replies=self.state.replies)
@@ -363,7 +359,8 @@ class Run:
 
     async def call_model(self, step: CallModel) -> None:
         """Ask for a turn and add it to the history, or note the limit that is in the way."""
-        await self._let_reader_catch_up()
+        if self.queue.is_full:
+            await self.queue.room()
         if self.is_late():
             return
         hold = self._hold_final() if step.final else self._purse.hold_round(self.state.messages)
@@ -433,7 +430,8 @@ class Run:
             nonlocal written
             written += len(delta.text)
             show(delta)
-            await self._let_reader_catch_up()
+            if self.queue.is_full:
+                await self.queue.room()
 
         def show(delta: Delta) -> None:
             if delta.kind == "thinking":

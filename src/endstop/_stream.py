@@ -11,6 +11,7 @@ from endstop._events import HIGH_WATER, Cancelled, Done, Event
 from endstop._results import AgentResult, OutputT_co
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -33,6 +34,9 @@ class LiveRun(Protocol):
     def cancel(self) -> None:
         """End in order, as soon as may be."""
         ...
+
+
+_WITH_RESULT = (Done, Cancelled)
 
 
 class EventQueue:
@@ -65,7 +69,7 @@ class EventQueue:
         object.__setattr__(event, "seq", self.seq)
         if not self._unread:
             self._events.append(event)
-        if isinstance(event, Done | Cancelled) and len(event.path) == 1:
+        if isinstance(event, _WITH_RESULT) and len(event.path) == 1:
             self.result = event.result
         if self._more is not None:
             self._more.set()
@@ -154,8 +158,8 @@ class RunStream(Generic[OutputT_co]):
     def __aiter__(self) -> RunStream[OutputT_co]:
         return self
 
-    async def __anext__(self) -> Event:
-        return await self._queue.get()
+    def __anext__(self) -> Awaitable[Event]:
+        return self._queue.get()
 
     async def _run(self) -> None:
         with _Outcome(self._queue):
