@@ -148,7 +148,7 @@ class Agent(Generic[OutputT]):
             LimitExceeded: a limit was reached under `on_limit="raise"`.
         """
         stream = self.stream(prompt, history=history, limits=limits, budget=budget, deps=deps, run_id=run_id)
-        return await _drained(stream)
+        return await stream.to_end()
 
     def run_sync(
         self,
@@ -209,7 +209,7 @@ class Agent(Generic[OutputT]):
         deps: object = None,
     ) -> AgentResult[OutputT]:
         """Go on with a run to its end and return the result; see `resume_stream`, and `run` for what it raises."""
-        return await _drained(self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps))
+        return await self.resume_stream(run, answers=answers, limits=limits, budget=budget, deps=deps).to_end()
 
     def resume_sync(
         self,
@@ -274,10 +274,3 @@ def _refuse_running_loop(name: str) -> None:
     except RuntimeError:  # what every anyio says where there is no event loop
         return
     raise UsageError(f"{name}_sync() cannot be used inside a running event loop: use `await agent.{name}(...)` there")
-
-
-async def _drained(stream: RunStream[OutputT]) -> AgentResult[OutputT]:
-    async with stream:
-        async for _ in stream:
-            pass
-    return stream.result

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from endstop._errors import ConfigError
@@ -54,8 +55,8 @@ class Budget:
     """
 
     __slots__ = (
+        "_above",
         "_allowed",
-        "_chain",
         "_earlier_seconds",
         "_lock",
         "_price_source",
@@ -72,11 +73,12 @@ class Budget:
     def __init__(self, limits: PlanLimits, *, parent: Budget | None = None, spent: Spent | None = None) -> None:
         self.limits = limits
         self.parent = parent
-        self._chain: tuple[Budget, ...] = (self, *parent._chain) if parent else (self,)
+        # Without itself: an object that holds itself is only freed by the garbage collector.
+        self._above: tuple[Budget, ...] = (parent, *parent._above) if parent else ()
         self._lock: threading.Lock = parent._lock if parent else threading.Lock()
         self._allowed = _allowed(limits)
-        # What is used up, and that together with what is held.
-        self._spent: defaultdict[str, Number] = defaultdict(int, _counters(spent) if spent else {})
+        # What is used up, and that together with what is held; the tools come last.
+        self._spent: defaultdict[str, Number] = defaultdict(int, _counters(spent or Spent()))
         self._taken = self._spent.copy()
         self._price_source = spent.price_source if spent else None
         self._earlier_seconds = spent.seconds if spent else 0.0
@@ -90,7 +92,7 @@ class Budget:
     @property
     def depth(self) -> int:
         """How many scopes are above this one."""
-        return len(self._chain) - 1
+        return len(self._above)
 
     def reserve(self, amounts: Amounts) -> Hold | LimitHit:
         """Take the amounts here and in every scope above, or nothing: the limit in the way is returned then."""
@@ -103,7 +105,7 @@ class Budget:
             hit = self._first_hit(amounts, old)
             if hit is not None:
                 return hit
-            for scope in self._chain:
+            for scope in (self, *self._above):
                 taken = scope._taken
                 for unit, amount in old.items():
                     taken[unit] -= amount
@@ -143,11 +145,11 @@ class Budget:
         with self._lock:
             for unit in units:
                 tightest: Number | None = None
-                for scope in self._chain:
+                for scope in (self, *self._above):
                     bound = scope._allowed.get(unit)
                     if bound is not None:
                         left = bound - scope._taken[unit]
-                        tightest = left if tightest is None else min(tightest, left)
+                        tightest = left if tightest is None or left < tightest else tightest
                 lefts.append(tightest)
         return lefts
 
@@ -160,7 +162,7 @@ class Budget:
                 model_rounds=int(spent["model_rounds"]),
                 model_calls=int(spent["model_calls"]),
                 tool_calls=int(spent["tool_calls"]),
-                tools={unit[len(TOOL_UNIT) :]: int(n) for unit, n in spent.items() if unit.startswith(TOOL_UNIT)},
+                tools={unit[len(TOOL_UNIT) :]: int(n) for unit, n in islice(spent.items(), _COUNTERS, None)},
                 input_tokens=int(spent["tokens"]) - output_tokens,
                 output_tokens=output_tokens,
                 cost=Decimal(spent["cost"]),
@@ -172,19 +174,21 @@ class Budget:
 
     def due_warnings(self, now: float) -> list[LimitHit]:
         """The limits of this scope whose `warn_at` share was passed since this was last asked; each comes once."""
-        due: list[LimitHit] = []
         with self._lock:
-            for unit, (mark, allowed) in [*self._unwarned.items()]:
-                used = self.working_seconds(now) if unit == "seconds" else self._spent.get(unit, 0)
-                if used >= mark:
-                    due.append(LimitHit(limit=limit_name(unit), used=used, allowed=allowed))
-                    del self._unwarned[unit]
-        return due
+            spent, seconds = self._spent, self.working_seconds(now)
+            due = [
+                (unit, used, allowed)
+                for unit, (mark, allowed) in self._unwarned.items()
+                if (used := seconds if unit == "seconds" else spent.get(unit, 0)) >= mark
+            ]
+            for unit, _, _ in due:
+                del self._unwarned[unit]
+        return [LimitHit(limit=limit_name(unit), used=used, allowed=allowed) for unit, used, allowed in due]
 
     def start_clock(self, now: float) -> None:
         """Something works from `now` on: working time runs, here and in the scopes above."""
         with self._lock:
-            for scope in self._chain:
+            for scope in (self, *self._above):
                 if not scope._working:
                     scope._started_at = now
                 scope._working += 1
@@ -192,7 +196,7 @@ class Budget:
     def stop_clock(self, now: float) -> None:
         """It works no more: working time stands still, here and in the scopes above where nothing else works."""
         with self._lock:
-            for scope in self._chain:
+            for scope in (self, *self._above):
                 scope._working -= 1
                 if not scope._working:
                     scope._earlier_seconds += now - scope._started_at
@@ -204,7 +208,7 @@ class Budget:
     def time_left(self, now: float, wall: Callable[[], datetime]) -> TimeLeft | None:
         """The time left until the first time limit here or above, less what runs above keep for their final answers."""
         lefts: list[TimeLeft] = []
-        for scope in self._chain:
+        for scope in (self, *self._above):
             allowed, deadline = scope.limits.max_seconds, scope.limits.deadline
             kept = 0.0 if scope is self else scope.answer_seconds
             if allowed is not None:
@@ -219,15 +223,16 @@ class Budget:
     @property
     def assume_price(self) -> Price | None:
         """What a model without a known price is charged: the price assumed here, or in the nearest scope above."""
-        return next((s.limits.assume_price for s in self._chain if s.limits.assume_price is not None), None)
+        prices = (scope.limits.assume_price for scope in (self, *self._above))
+        return next((price for price in prices if price is not None), None)
 
     def name_price_source(self, source: str) -> None:
         """Remember which table priced the tokens, here and above."""
-        for scope in self._chain:
+        for scope in (self, *self._above):
             scope._price_source = source
 
     def _first_hit(self, amounts: Amounts, freed: Amounts) -> LimitHit | None:
-        for scope in self._chain:
+        for scope in (self, *self._above):
             allowed = scope._allowed
             for unit, amount in amounts.items():
                 bound = allowed.get(unit)
@@ -240,7 +245,7 @@ class Budget:
         return None
 
     def _settle(self, held: Amounts, actual: Amounts) -> None:
-        for scope in self._chain:
+        for scope in (self, *self._above):
             taken, spent = scope._taken, scope._spent
             for unit, amount in held.items():
                 taken[unit] -= amount
@@ -350,6 +355,10 @@ def _allowed(limits: PlanLimits) -> dict[str, Number]:
     allowed = {unit: bound for unit, bound in bounds.items() if bound is not None}
     allowed.update({TOOL_UNIT + tool: bound for tool, bound in limits.tool_limits.items()})
     return allowed
+
+
+_COUNTERS = 8
+"""How many counters are not of a single tool."""
 
 
 def _counters(spent: Spent) -> dict[str, Number]:

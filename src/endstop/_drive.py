@@ -20,13 +20,16 @@ class Leg:
     def __init__(self, run: Run, first: Started | Resumed) -> None:
         self._run = run
         self._first = first
-        self.cancel = run.cancel
 
     @property
     def state(self) -> RunState:
         """The run's state, its counters up to date."""
         self._run.sync()
         return self._run.state
+
+    def cancel(self) -> None:
+        """End the work now, in order."""
+        self._run.cancel()
 
     async def drive(self) -> None:
         """Work within the time there is, end, and tell how."""

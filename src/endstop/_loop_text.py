@@ -64,8 +64,10 @@ def reads_as_failure(result: str) -> bool:
 
 def _masked(text: bytes) -> bytes:
     signs = text.translate(_SIGNS_TABLE, b" ")
-    if b"0" in signs and any(sign in signs for sign in _SIGNS):
-        return _NOISE.sub(b"#", text)
+    if b"0" in signs:
+        for sign in _SIGNS:
+            if sign in signs:
+                return _NOISE.sub(b"#", text)
     return text
 
 

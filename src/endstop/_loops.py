@@ -15,6 +15,7 @@ message that asks for no tool, or a turn of the user. These rules look at it:
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -293,7 +294,7 @@ def _see(outcomes: Sequence[Outcome], window: tuple[str, ...]) -> _Seen:
     returned = _digest(results)
     if not answered:
         returned = next((key[len(asked) :] for key in reversed(window) if key.startswith(asked)), returned)
-    answer = f"{crc32(','.join(tools).encode('utf-8', 'surrogatepass')):08x}{returned}"
+    answer = _names_digest(tools) + returned
     informs = not polls and not failed and bool(results.strip(b"\0 \r\n\t"))
     return _Seen(asked + returned, answer, tools, failed, read_only, unknown, polls, informs)
 
@@ -388,6 +389,7 @@ def _finding(rule: _Rule, tools: tuple[str, ...], signature: str, level: int) ->
 _DIGEST_CHARACTERS = 16
 _USERS_REMEMBERED = 8
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 def _digest(data: str | bytes) -> str:
@@ -396,4 +398,14 @@ def _digest(data: str | bytes) -> str:
 
 
 def _canonical(arguments: Mapping[str, object] | str) -> str:
-    return arguments if isinstance(arguments, str) else _ENCODER.encode(dict(arguments))
+    """Text that is the same for equal arguments alone; its first character tells text, scalars and other JSON apart."""
+    if isinstance(arguments, str):
+        return "=" + arguments
+    if _SCALARS.issuperset(map(type, arguments.values())):
+        return repr(sorted(arguments.items()))  # twice as fast as JSON
+    return _ENCODER.encode(dict(arguments))
+
+
+@functools.lru_cache
+def _names_digest(tools: tuple[str, ...]) -> str:
+    return f"{crc32(','.join(tools).encode('utf-8', 'surrogatepass')):08x}"

@@ -169,7 +169,8 @@ def pending_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
         if isinstance(message, ToolReturn):
             answered.add(message.call_id)
         elif isinstance(message, ModelTurn):
-            return tuple(call for call in message.tool_calls if call.call_id not in answered)
+            calls = message.tool_calls
+            return tuple([call for call in calls if call.call_id not in answered]) if answered else calls
         else:
             break
     return ()

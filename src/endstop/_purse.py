@@ -74,8 +74,10 @@ class Purse:
         both = self._budget.exchange(self._reserve, {unit: n + ordinary[unit] for unit, n in final.items()})
         if isinstance(both, LimitHit):
             return both
+        # What was taken in one step is parted here: nobody else has seen the hold of both yet.
+        both.amounts = final
         self._reserve = both
-        return both.split(ordinary)
+        return Hold(budget=self._budget, amounts=ordinary)
 
     def hold_final(self, messages: Sequence[Message], notice: str) -> Hold | LimitHit:
         """Hold what the final answer and the notice that asks for it take: the reserve, and all else that is left."""
@@ -107,9 +109,14 @@ class Purse:
         try:
             cost = None if self._price is None else self._price.cost(usage)
         finally:  # a price table that fails must not leave the request unpaid
-            held_tokens, held_output = (int(hold.amounts.get(unit, 0)) for unit in ("tokens", "output_tokens"))
-            used = usage_amounts(usage, cost, reserved_tokens=held_tokens, reserved_output_tokens=held_output)
-            hold.settle(_calls(hold) | used)
+            held = hold.amounts
+            used = usage_amounts(
+                usage,
+                cost,
+                reserved_tokens=int(held.get("tokens", 0)),
+                reserved_output_tokens=int(held.get("output_tokens", 0)),
+            )
+            hold.settle(used | _calls(hold))
 
     def settle_refused(self, hold: Hold) -> None:
         """Charge a request that was refused before anything was written: the call, and no tokens."""
@@ -177,10 +184,10 @@ class _Quote:
         self.input_cost = input_cost
         self.token_cost = token_cost
 
-    def amounts(self, cap: int) -> dict[str, Number]:
+    def amounts(self, cap: int) -> Amounts:
         """The amounts with `cap` tokens of output; tokens are held only where something limits them."""
         if not self.limited:
-            return {"model_rounds": 1, "model_calls": 1}
+            return _ROUND
         amounts: dict[str, Number] = {
             "model_rounds": 1,
             "model_calls": 1,
@@ -193,11 +200,13 @@ class _Quote:
 
 
 _FREE = Decimal(0)
+_ROUND: dict[str, Number] = {"model_rounds": 1, "model_calls": 1}
+_ATTEMPT: dict[str, Number] = {"model_calls": 1}
 _NOTHING: Amounts = defaultdict(int)
 
 
 def _calls(hold: Hold) -> dict[str, Number]:
-    return {unit: hold.amounts[unit] for unit in ("model_rounds", "model_calls") if unit in hold.amounts}
+    return _ROUND if "model_rounds" in hold.amounts else _ATTEMPT
 
 
 def _token_costs(price: Pricing | None) -> tuple[Decimal, Decimal] | None:

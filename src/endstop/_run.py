@@ -90,15 +90,6 @@ class Run:
         self.is_cancelled = False
         self._call_ids = {c.call_id for m in state.messages if isinstance(m, ModelTurn) for c in m.tool_calls}
         self._untold: list[LimitHit] = []
-        self._shop = Workshop(
-            tools=plan.tools,
-            budget=budget,
-            effects=plan.effects,
-            context=self._context,
-            key=self._tool_key,
-            on_call=self._on_call,
-            on_return=self._on_return,
-        )
 
     def __enter__(self) -> Run:
         self.budget.start_clock(time.monotonic())
@@ -137,11 +128,6 @@ class Run:
         object.__setattr__(event, "path", self.path)
         object.__setattr__(event, "round", self.state.round)
         self.queue.put(event)
-
-    async def _let_reader_catch_up(self) -> None:
-        """Wait where the caller is far behind; done where nothing is lost if the run is cut off meanwhile."""
-        if self.queue.is_full:
-            await self.queue.room()
 
     def sync(self) -> None:
         """Bring the counters of the state up to date."""
@@ -246,7 +232,8 @@ class Run:
 
     async def run_tools(self, step: RunTools) -> None:
         """Answer the calls of the newest turn, whatever happens: every one has a return in the history then."""
-        await self._let_reader_catch_up()
+        if self.queue.is_full:
+            await self.queue.room()
         newest = self.state.messages[-1]
         cut = isinstance(newest, ModelTurn) and newest.finish_reason == "length"
         batch = Batch(calls=step.calls, cut=cut, replies=self.state.replies)
@@ -256,7 +243,7 @@ class Run:
             return
         try:
             if not step.refuse:
-                await run_calls(batch, self._shop)
+                await run_calls(batch, self._shop())
         finally:
             self._record(batch, "Not run: the run must end." if step.refuse else _STOPPED)
         if batch.fatal is not None:
@@ -290,11 +277,14 @@ class Run:
     def _watch_for_loops(self) -> None:
         """Show the turn's calls to the detector: a first finding is told to the model, a later one ends the run."""
         detector, state = self.plan.loops, self.state
-        if detector is None or pending_calls(state.messages):
+        if detector is None:
             return
-        # One step, also where some of the calls waited for people.
-        outcomes = tuple(self._outcome(call, result) for call, result in self._newest_calls() if result is not None)
-        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=outcomes))
+        outcomes: list[Outcome] = []
+        for call, result in self._newest_calls():
+            if result is None:
+                return  # One step, also where some of the calls waited for people.
+            outcomes.append(self._outcome(call, result))
+        state.loops, finding = detector.observe(state.loops, ToolBatch(outcomes=tuple(outcomes)))
         if finding is None:
             return
         left = self.budget.left("model_rounds", "model_calls")
@@ -369,7 +359,8 @@ class Run:
 
     async def call_model(self, step: CallModel) -> None:
         """Ask for a turn and add it to the history, or note the limit that is in the way."""
-        await self._let_reader_catch_up()
+        if self.queue.is_full:
+            await self.queue.room()
         if self.is_late():
             return
         hold = self._hold_final() if step.final else self._purse.hold_round(self.state.messages)
@@ -440,7 +431,8 @@ class Run:
             nonlocal written
             written += len(delta.text)
             show(delta)
-            await self._let_reader_catch_up()
+            if self.queue.is_full:
+                await self.queue.room()
 
         def show(delta: Delta) -> None:
             if delta.kind == "thinking":
@@ -549,6 +541,18 @@ class Run:
             text = "The run is near its limits: " + "; ".join(lines) + ". Come to an answer soon."
             self.state.messages.append(UserMessage(content=text, source="kernel"))
             self._untold.clear()
+
+    def _shop(self) -> Workshop:
+        # Made for one batch: a run that kept it, and so itself, would only be freed by the garbage collector.
+        return Workshop(
+            tools=self.plan.tools,
+            budget=self.budget,
+            effects=self.plan.effects,
+            context=self._context,
+            key=self._tool_key,
+            on_call=self._on_call,
+            on_return=self._on_return,
+        )
 
     def _context(self, call: ToolCall, reply: Reply) -> ToolContext[Any]:
         return ToolContext(

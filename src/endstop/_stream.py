@@ -11,6 +11,7 @@ from endstop._events import HIGH_WATER, Cancelled, Done, Event
 from endstop._results import AgentResult, OutputT_co
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -35,17 +36,20 @@ class LiveRun(Protocol):
         ...
 
 
+_WITH_RESULT = (Done, Cancelled)
+
+
 class EventQueue:
     """Events from a run to its one reader, numbered in order. Once `HIGH_WATER` of them are unread it `is_full`.
 
     With `unread` nobody is going to read: events are numbered and dropped.
     """
 
-    __slots__ = ("_events", "_failure", "_more", "_room", "_unread", "is_closed", "result", "seq")
+    __slots__ = ("_events", "_failure", "_more", "_room", "is_closed", "result", "seq", "unread")
 
     def __init__(self, seq: int = 0, *, unread: bool = False) -> None:
         self.seq = seq
-        self._unread = unread
+        self.unread = unread
         self.result: AgentResult[object] | None = None
         self._events: deque[Event] = deque()
         self._more: anyio.Event | None = None
@@ -63,9 +67,9 @@ class EventQueue:
         self.seq += 1
         # The one place where an event gets its number: it is not shared with anybody yet.
         object.__setattr__(event, "seq", self.seq)
-        if not self._unread:
+        if not self.unread:
             self._events.append(event)
-        if isinstance(event, Done | Cancelled) and len(event.path) == 1:
+        if isinstance(event, _WITH_RESULT) and len(event.path) == 1:
             self.result = event.result
         if self._more is not None:
             self._more.set()
@@ -136,6 +140,12 @@ class RunStream(Generic[OutputT_co]):
         """End the run now, in order: its last event is `cancelled` and carries what was done."""
         self._live.cancel()
 
+    async def to_end(self) -> AgentResult[OutputT_co]:
+        """Run to the end in the caller's own task, with nobody reading the events, and return the result."""
+        self._queue.unread = True
+        await self._live.drive()
+        return self.result
+
     async def __aenter__(self) -> RunStream[OutputT_co]:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -154,8 +164,8 @@ class RunStream(Generic[OutputT_co]):
     def __aiter__(self) -> RunStream[OutputT_co]:
         return self
 
-    async def __anext__(self) -> Event:
-        return await self._queue.get()
+    def __anext__(self) -> Awaitable[Event]:
+        return self._queue.get()
 
     async def _run(self) -> None:
         with _Outcome(self._queue):

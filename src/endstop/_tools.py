@@ -9,7 +9,7 @@ import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, cast, get_origin, overload
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,6 @@ import pydantic_core
 from typing_extensions import TypeVar
 
 from endstop._budget import TOOL_UNIT, Budget
-from endstop._effects import Effects
 from endstop._errors import ConfigError, EndstopError, Interrupt, ToolFatal
 from endstop._limits import LimitHit, check_count, check_seconds
 from endstop._messages import JsonObject, JsonValue, ToolCall, ToolReturn, ToolSpec, clean_text
@@ -29,6 +28,7 @@ from endstop._state import RunState, json_text
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from endstop._effects import Effects
     from endstop._run import Place
     from endstop._stream import EventQueue
 
@@ -268,8 +268,7 @@ class ChildPaused(EndstopError):
         return Paused(pauses=pauses, child=self._child)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class Workshop(NamedTuple):
     """What a batch of calls is run with: the tools, who pays, and who is told."""
 
     tools: Mapping[str, Tool]
@@ -322,7 +321,7 @@ async def run_calls(batch: Batch, shop: Workshop) -> None:
         await shop.effects.parallel([(job.key, functools.partial(finish, job)) for job in jobs])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Job:
     """A call that is going to run: its unit is paid and its arguments are checked."""
 
