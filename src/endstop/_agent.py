@@ -20,6 +20,7 @@ from endstop._estimate import frame_tokens
 from endstop._events import Resumed, Started
 from endstop._limits import PlanLimits, Prices, check_count, checked_limits
 from endstop._loops import LoopDetector, LoopPolicy
+from endstop._messages import id_part
 from endstop._outputs import OutputSpec
 from endstop._results import AgentResult, OutputT
 from endstop._resume import fresh_state, reopen, resumed_state
@@ -32,10 +33,7 @@ from endstop.models.base import Model
 from endstop.turn_observation import observing
 
 if TYPE_CHECKING:
-    from endstop._messages import (
-        Message,
-        Prompt,
-    )
+    from endstop._messages import Message, Prompt
     from endstop._state import RunState
 
 
@@ -250,7 +248,7 @@ class Agent(Generic[OutputT]):
             state, first = waiting.copy(), Resumed(model=self.model.name)
             reopen(state)
         else:
-            run_id = f"{context.run_id}/{context.call_id}"
+            run_id = f"{context.run_id}/{id_part(context.call_id)}"
             state, first = fresh_state(task, history=(), limits=limits, run_id=run_id, agent=self.name), None
         place = parent.place_below(context.call_id) if parent is not None else Place(deps=context.deps)
         queue = parent.queue if parent is not None else EventQueue(unread=True)

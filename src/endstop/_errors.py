@@ -118,6 +118,7 @@ class Interrupt(EndstopError):
         expires_in_seconds: float | None = None,
         asks_user: bool = False,
     ) -> None:
+        _check_question(question, expires_in_seconds)
         self.question = question
         self.schema = schema
         self.expires_in_seconds = expires_in_seconds
@@ -189,6 +190,15 @@ class LimitExceeded(RunError):
         self.ending = ending
         self.result = result
         super().__init__(ending.reason)
+
+
+def _check_question(question: object, expires_in_seconds: object) -> None:
+    """Check what a tool asks with; tools are not all type-checked."""
+    if not isinstance(question, str):
+        raise ConfigError("question", question, "use text that a person can answer")
+    seconds = expires_in_seconds
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
+        raise ConfigError("expires_in_seconds", seconds, "use a number of seconds, or None")
 
 
 def _shown(value: object) -> str:

@@ -265,4 +265,7 @@ def _deadline(value: object) -> datetime | None:
         return None
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise ConfigError("deadline", value, "use an aware datetime, such as datetime.now(UTC) + timedelta(minutes=5)")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ConfigError("deadline", value, "use a time within the years 1 to 9999 in UTC") from error

@@ -238,6 +238,11 @@ def parse_arguments(text: str) -> tuple[JsonObject, str | None]:
     return value, None
 
 
+def id_part(call_id: str) -> str:
+    """A call id as part of an id that is made of several, so that no two of these can be the same."""
+    return call_id.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
+
+
 def clean_text(text: str) -> str:
     """The text with lone surrogates replaced, so that it can be encoded as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -114,7 +114,7 @@ class OutputOptions:
         Raises:
             ConfigError: nothing can be saved where `save` says.
         """
-        if self.save is not None and (self.save.is_dir() or not os.access(self.save.absolute().parent, os.W_OK)):
+        if self.save is not None and not _can_be_saved(self.save):
             raise ConfigError("--save", str(self.save), "name a file in a folder that can be written to")
         out = sys.stdout
         with contextlib.redirect_stdout(sys.stderr) if self.json else contextlib.nullcontext():
@@ -129,6 +129,16 @@ class OutputOptions:
         if out.isatty() and not console.is_dumb_terminal:
             return LiveView(console, limits, spent, stream=self.stream, redact=redact)
         return PlainView(out, limits, spent, stream=self.stream, redact=redact)
+
+
+def _can_be_saved(path: Path) -> bool:
+    """Whether a file of this name can be written: what is there and is no plain file is never replaced."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        plain = not path.exists() or path.is_file()
+        return plain and not part.is_dir() and os.access(path.absolute().parent, os.W_OK)
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _whole(option: str, value: Any) -> Any:

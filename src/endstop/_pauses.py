@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import unquote
 
 from endstop._errors import ResumeError
-from endstop._messages import MAX_ARGUMENT_DEPTH, JsonObject, JsonValue, ToolCall, parse_arguments
+from endstop._messages import MAX_ARGUMENT_DEPTH, JsonObject, JsonValue, ToolCall, id_part, parse_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,7 +98,7 @@ class Reply:
 def approval_pause(call: ToolCall, *, run_id: str, path: tuple[str, ...], parameters: JsonObject) -> Pause:
     """The pause of a call that must be approved before it runs."""
     return Pause(
-        pause_id=f"{run_id}:{call.call_id}:approval",
+        pause_id=f"{run_id}:{id_part(call.call_id)}:approval",
         kind="approval",
         question=f"May {call.name} be called?",
         call=call,
@@ -113,7 +113,7 @@ def interrupt_pause(
 ) -> Pause:
     """The pause of a tool that raised `Interrupt`; `number` counts those of this call."""
     return Pause(
-        pause_id=f"{run_id}:{call.call_id}:{number}",
+        pause_id=f"{run_id}:{id_part(call.call_id)}:{number}",
         kind="ask_user" if interrupt.asks_user else "interrupt",
         question=interrupt.question,
         call=call,

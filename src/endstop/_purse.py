@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from endstop._budget import Amounts, Budget, Hold, Number, usage_amounts
-from endstop._errors import PriceUnknown
+from endstop._errors import ConfigError, PriceUnknown
 from endstop._estimate import BYTES_PER_TOKEN, ContextSize, text_tokens, turn_tokens
 from endstop._limits import LimitHit, Price, Pricing
 from endstop._messages import ModelTurn, Usage
@@ -107,7 +107,7 @@ class Purse:
             usage = Usage(input_tokens=self._size.of(messages), output_tokens=output, measured=False)
         cost: Decimal | None = None
         try:
-            cost = None if self._price is None else self._price.cost(usage)
+            cost = None if self._price is None else _sound_cost(self._price.cost(usage), self._price)
         finally:  # a price table that fails must not leave the request unpaid
             held = hold.amounts
             used = usage_amounts(
@@ -207,6 +207,13 @@ _NOTHING: Amounts = defaultdict(int)
 
 def _calls(hold: Hold) -> dict[str, Number]:
     return _ROUND if "model_rounds" in hold.amounts else _ATTEMPT
+
+
+def _sound_cost(cost: object, price: Pricing) -> Decimal:
+    """The cost, if it is one: tables are not all type-checked, and a wrong amount would break every budget above."""
+    if not isinstance(cost, Decimal) or not cost.is_finite() or cost < 0:
+        raise ConfigError("prices", cost, f"the table {price.source!r} must give a Decimal, 0 or more, for every usage")
+    return cost
 
 
 def _token_costs(price: Pricing | None) -> tuple[Decimal, Decimal] | None:

@@ -43,8 +43,8 @@ class Ending:
 
     `limit`, `used` and `allowed` name the limit, in its own unit (`None` where no limit ended it).
     `rung` says where the text comes from. `pending` are the tool calls that the model asked for and
-    that were not run. `effects` are the names of the tools that were started and are not read-only.
-    `reason` is one line for people.
+    that have no result: they were not run, or not to their end. `effects` are the names of the tools
+    that were started and are not read-only. `reason` is one line for people.
     """
 
     rung: Rung

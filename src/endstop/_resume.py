@@ -11,7 +11,7 @@ from endstop._loops import LoopState
 from endstop._messages import ModelTurn, UserMessage, checked_prompt, pending_calls, repaired_history
 from endstop._pauses import answer_pauses, expire_pauses
 from endstop._results import limit_reason
-from endstop._state import RunState
+from endstop._state import RunState, check_sound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,9 +38,11 @@ def resumed_state(
     """A state of its own in which the run goes on; `ended` stays as it is.
 
     Raises:
+        StateError: the state gives budget back, or an index is outside its messages.
         ResumeError: the run is completed, the limit that ended it is not higher, or an answer is
             missing, foreign, used, expired or does not fit its schema.
     """
+    check_sound(ended)
     state = ended.copy()
     _check(state, limits or state.limits, answers, now)
     answer_pauses(state, answers, now)
@@ -70,7 +72,7 @@ def reopen(state: RunState) -> None:
 def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, object], now: datetime) -> None:
     if not state.messages:
         raise ResumeError("the state has no message to go on from: pass one that a run wrote")
-    if state.stop_reason == "completed":
+    if state.stop_reason == "completed" and not _has_unapplied(state):
         raise ResumeError("the run is completed: start a new one with history=result.messages")
     expired = any(pause.expires_at is not None and now > pause.expires_at for pause in state.pauses)
     if state.stop_reason == "paused" and not answers and not expired:
@@ -82,3 +84,8 @@ def _check(state: RunState, limits: PlanLimits, answers: Mapping[str, object], n
     allowed = allowed_by_limit(limits).get(hit.limit)
     if allowed is not None and allowed <= hit.allowed:
         raise ResumeError(f"{limit_reason(hit)}: pass limits= that allow more than {hit.allowed}", limit=hit.limit)
+
+
+def _has_unapplied(state: RunState) -> bool:
+    """Whether the post-model stage was cut off: then a completed run is gone on with for that alone."""
+    return any(isinstance(m, ModelTurn) and m.extraction_ops for m in state.messages[state.applied :])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from endstop._budget import Budget, Hold, TimeLeft
-from endstop._envelope import EnvelopeFilter
 from endstop._errors import ModelError, RunError
 from endstop._estimate import turn_tokens
 from endstop._events import (
@@ -25,8 +24,6 @@ from endstop._events import (
     LoopDetected,
     RetrievedEvent,
     RoundStarted,
-    TextDelta,
-    Thinking,
     ToolCallEvent,
     ToolResultEvent,
     UsageEvent,
@@ -37,8 +34,9 @@ from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pend
 from endstop._pauses import Reply, close_call, close_pauses
 from endstop._purse import Purse
 from endstop._steps import CallModel, Plan, RunTools, conclude
-from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls
-from endstop.models.base import Delta, ModelRequest
+from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls, said
+from endstop._writing import Writing
+from endstop.models.base import ModelRequest
 from endstop.turn_observation import observe_recall, observe_turn
 
 if TYPE_CHECKING:
@@ -104,7 +102,8 @@ class Run:
         if isinstance(error, Exception):
             # It did not end: whoever goes on from its state finds it where it was.
             self.state.stop_reason = None
-            self.tell(ErrorEvent(error=str(error), code=getattr(error, "code", type(error).__name__)))
+            code: object = getattr(error, "code", None)
+            self.tell(ErrorEvent(error=said(error), code=code if isinstance(code, str) else type(error).__name__))
             self.sync()
             if isinstance(error, RunError):
                 error.state = self.state.copy()
@@ -423,44 +422,26 @@ class Run:
         """One request. However it ends it is paid: by its usage, or by an estimate where that is not known."""
         turn: ModelTurn | None = None
         refused = False
-        written = 0
-        shown: list[str] = []
-        envelope = self._envelope()
-
-        async def on_delta(delta: Delta) -> None:
-            nonlocal written
-            written += len(delta.text)
-            show(delta)
-            if self.queue.is_full:
-                await self.queue.room()
-
-        def show(delta: Delta) -> None:
-            if delta.kind == "thinking":
-                self.tell(Thinking(text=delta.text))
-            elif text := envelope.feed(delta.text) if envelope is not None else delta.text:
-                shown.append(text)
-                self.tell(TextDelta(text=text))
+        cap, tag = request.max_output_tokens, self.plan.extraction_tag
+        writing = Writing(self.queue, self.tell, extraction_tag=tag, cap=cap)
 
         def ask() -> Awaitable[ModelTurn]:
-            return self.plan.model.respond(request, on_delta)
+            return self.plan.model.respond(request, writing.on_delta)
 
         key = f"{self._keys}{self.state.round}/model" + (f"/{attempt}" if attempt > 1 else "")
         try:
             turn = _with_sound_usage(await self.plan.effects.step(key, ask))
-            if turn.text and not written:
-                show(Delta(text=turn.text))
-            if envelope is not None and (held := envelope.end()):
-                self.tell(TextDelta(text=held))
-            return self._opened(turn)
+            return writing.finish(turn)
         except ModelError:
-            refused = not written
+            refused = not writing.written
             raise
         finally:
+            writing.is_over = True
             if refused:
                 self._purse.settle_refused(hold)
             else:
-                self._purse.settle(hold, turn, self.state.messages, written)
-                self.state.partial_text = "" if turn is not None else "".join(shown)
+                self._purse.settle(hold, turn, self.state.messages, writing.written)
+                self.state.partial_text = "" if turn is not None else writing.shown
 
     async def _before_retry(self, error: ModelError, attempt: int, hold: Hold) -> Hold | LimitHit:
         """Wait, and hold what the next attempt takes; the error is raised where there is none to make."""
@@ -495,22 +476,6 @@ class Run:
             self._stop_at(LimitHit(limit="model_output_cap", used=output, allowed=output))
         # What was written is the best there is: another answer from the same room would be cut as well.
         self.state.wrap_up = "asked"
-
-    def _envelope(self) -> EnvelopeFilter | None:
-        tag = self.plan.extraction_tag
-        return None if tag is None else EnvelopeFilter(tag)
-
-    def _opened(self, turn: ModelTurn) -> ModelTurn:
-        """The turn with the envelopes in its text opened: their operations beside the text, not in it."""
-        envelope = self._envelope() if "</" in turn.text else None
-        if envelope is None:
-            return turn
-        text = envelope.feed(turn.text) + envelope.end()
-        if not envelope.seen:
-            return turn
-        # The provider's own form still has the envelope in its text.
-        ops = tuple(envelope.ops)
-        return replace(turn, text=text, native=None, extraction_ops=ops, extraction_seen=True)
 
     def _with_unique_ids(self, turn: ModelTurn) -> ModelTurn:
         ids = [call.call_id for call in turn.tool_calls]
@@ -583,6 +548,11 @@ _STOPPED = "Stopped before it was done; it may have had an effect."
 def _with_sound_usage(turn: ModelTurn) -> ModelTurn:
     """The turn; usage below nothing, which would give something back to the budget, counts as not reported."""
     usage = turn.usage
-    if usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and usage.cached_input_tokens >= 0):
+    if usage is None or all(map(_is_count, (usage.input_tokens, usage.output_tokens, usage.cached_input_tokens))):
         return turn
     return replace(turn, usage=None)
+
+
+def _is_count(value: object) -> bool:
+    """Whether it is a number of tokens; models are not all type-checked."""
+    return isinstance(value, int) and value >= 0

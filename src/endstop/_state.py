@@ -8,7 +8,7 @@ checks both.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic
@@ -101,6 +101,23 @@ class RunState:
             StateError: the document is no JSON, no run state, of a newer version, or a field is wrong.
         """
         return from_json(cls, "run-state", document)
+
+
+def check_sound(state: RunState) -> None:
+    """Check what the types do not say of a state: that it gives no budget back and its indexes are within its messages.
+
+    Raises:
+        StateError: a count is below 0 or no number, or an index is outside the messages.
+    """
+    spent = state.spent
+    names = [entry.name for entry in fields(spent) if entry.name not in ("tools", "price_source")]
+    counts = [*(getattr(spent, name) for name in names), *spent.tools.values()]
+    if not all(count >= 0 and count < float("inf") for count in counts):
+        raise StateError("endstop/run-state: the field 'spent' holds less than nothing, or no number", field="spent")
+    ends = {"first_message": state.first_message, "wrap_up_at": state.wrap_up_at or 0, "applied": state.applied}
+    for name, index in ends.items():
+        if not 0 <= index <= len(state.messages):
+            raise StateError(f"endstop/run-state: the field {name!r} is outside the messages ({index})", field=name)
 
 
 def dump_messages(messages: Sequence[Message]) -> str:

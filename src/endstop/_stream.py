@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, cast
 
 import anyio
 
+from endstop._errors import UsageError
 from endstop._events import HIGH_WATER, Cancelled, Done, Event
 from endstop._results import AgentResult, OutputT_co
 
@@ -165,6 +166,8 @@ class RunStream(Generic[OutputT_co]):
         return self
 
     def __anext__(self) -> Awaitable[Event]:
+        if self._group is None:
+            raise UsageError("the run has not started: read it inside `async with agent.stream(...) as run`")
         return self._queue.get()
 
     async def _run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -470,10 +471,18 @@ def _return(call: ToolCall, text: str, status: typing.Literal["ok", "error", "no
     return ToolReturn(call_id=call.call_id, name=call.name, content=text, status=status)
 
 
+def said(error: BaseException) -> str:
+    """What an exception says, whatever its own words do."""
+    try:
+        return str(error)
+    except Exception:  # an exception that cannot be shown is still one
+        return f"({type(error).__name__} says nothing that can be shown)"
+
+
 def _fault(tool: Tool, error: Exception) -> str:
-    if isinstance(error, TimeoutError) and not str(error) and tool.timeout_seconds is not None:
+    if isinstance(error, TimeoutError) and not said(error) and tool.timeout_seconds is not None:
         return f"TimeoutError: {tool.name} took longer than {tool.timeout_seconds} seconds"
-    return render(f"{type(error).__name__}: {error}", tool.max_result_chars)
+    return render(f"{type(error).__name__}: {said(error)}", tool.max_result_chars)
 
 
 def _body(function: Callable[..., object], context_name: str | None) -> ToolBody:
@@ -539,6 +548,8 @@ def _visible_signature(function: Callable[..., object], name: str) -> tuple[insp
 
 
 def _checked(adapter: pydantic.TypeAdapter[Arguments], arguments: JsonObject) -> Arguments:
+    if any(isinstance(value, list | dict) for value in arguments.values()):
+        arguments = copy.deepcopy(arguments)  # the tool may change what it is given; the history keeps what was asked
     try:
         return adapter.validate_python(pydantic_core.ArgsKwargs((), arguments))
     except pydantic.ValidationError as error:

@@ -198,7 +198,7 @@ async def test_the_ending_names_what_a_person_should_check() -> None:
     await shown(
         Agent(ScriptedModel([*steps[:1], *steps[:1]]), tools=[pay]), view, PlanLimits(max_tool_calls=1, on_limit="stop")
     )
-    assert "· asked for and not run: pay(euros=5)" in out.getvalue().splitlines()
+    assert "· asked for, without a result: pay(euros=5)" in out.getvalue().splitlines()
 
 
 # --- JSON ---

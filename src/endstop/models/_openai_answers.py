@@ -195,7 +195,13 @@ def _read_usage(usage: JsonObject) -> Usage | None:
 
 
 def _count(value: JsonValue) -> int:
-    return max(0, int(value)) if isinstance(value, int | float) and float(value).is_integer() else 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0
+
+
+_MOST_TOKENS = 10**12
+"""More tokens than any request has: a larger number is no count."""
 
 
 def _merge(old: JsonValue, new: JsonValue) -> JsonValue:

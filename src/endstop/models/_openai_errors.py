@@ -169,7 +169,7 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     if seconds is None and value is not None:
         try:
             date = parsedate_to_datetime(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         seconds = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return None if seconds is None else max(0.0, seconds)

@@ -172,7 +172,7 @@ class OpenAIModel:
         if not response.is_success:
             raise self._errors.of_response(response.status_code, response.headers, await response.aread())
         decoder = TurnDecoder(self._model)
-        content_type = response.headers.get("content-type", "")
+        content_type = response.headers.get("content-type", "").lower()
         if "text/event-stream" in content_type:
             await self._read_events(response, decoder, on_delta)
             return decoder.turn()

@@ -105,7 +105,7 @@ def closing(kept: AgentResult[object] | RunState | None, spent: Spent, limits: P
     if ending.effects:
         notes.append(f"tools that ran and may have changed something: {', '.join(ending.effects)}")
     if ending.pending:
-        notes.append(f"asked for and not run: {', '.join(map(call_text, ending.pending))}")
+        notes.append(f"asked for, without a result: {', '.join(map(call_text, ending.pending))}")
     return Closing(
         banner=banner(result.stop_reason, ending),
         text=("", *text) if text else (),

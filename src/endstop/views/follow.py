@@ -89,6 +89,7 @@ def _kept(stream: RunStream[object], failure: RunError | None) -> AgentResult[ob
 
 def _write(path: Path, kept: AgentResult[object] | RunState) -> None:
     """Write it whole or not at all: the file may hold the only copy of the leg before."""
+    path = path.resolve()
     part = path.with_name(f"{path.name}.part")
     part.write_text(kept.to_json(), encoding="utf-8")
     part.replace(path)
