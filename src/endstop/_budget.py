@@ -162,7 +162,11 @@ class Budget:
                 model_rounds=int(spent["model_rounds"]),
                 model_calls=int(spent["model_calls"]),
                 tool_calls=int(spent["tool_calls"]),
-                tools={unit[len(TOOL_UNIT) :]: int(n) for unit, n in islice(spent.items(), _COUNTERS, None)},
+                tools={
+                    unit.removeprefix(TOOL_UNIT): int(count)
+                    for unit, count in islice(spent.items(), _COUNTERS, None)
+                    if unit.startswith(TOOL_UNIT)
+                },
                 input_tokens=int(spent["tokens"]) - output_tokens,
                 output_tokens=output_tokens,
                 cost=Decimal(spent["cost"]),
