@@ -142,10 +142,11 @@ class Budget:
     def left(self, *units: str) -> list[Number | None]:
         """How much of each unit can still be reserved, in the tightest scope; `None` where nothing limits it."""
         lefts: list[Number | None] = []
+        scopes = (self, *self._above)
         with self._lock:
             for unit in units:
                 tightest: Number | None = None
-                for scope in (self, *self._above):
+                for scope in scopes:
                     bound = scope._allowed.get(unit)
                     if bound is not None:
                         left = bound - scope._taken[unit]
