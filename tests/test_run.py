@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -410,3 +412,28 @@ async def test_a_blank_piece_is_passed_on_like_any_other() -> None:
     async with agent.stream("Go.") as stream:
         assert_one_end(await events_of(stream))
     assert stream.result.text == "a b"
+
+
+class _Deps:
+    """Something that a run holds, and nothing else."""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_run_that_is_over_is_freed_at_once(streamed: bool) -> None:
+    """Nothing in a run holds itself: a thousand runs leave no work for the garbage collector."""
+    agent, _ = searcher(asks(1, 2), asks(3), "done")
+    deps = _Deps()
+    held = weakref.ref(deps)
+    gc.collect()
+    gc.disable()
+    try:
+        if streamed:
+            async with agent.stream("Go.", deps=deps) as run:
+                assert [event.kind async for event in run][-1] == "done"
+            del run
+        else:
+            await agent.run("Go.", deps=deps)
+        del deps
+        assert held() is None
+    finally:
+        gc.enable()

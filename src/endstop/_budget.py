@@ -142,10 +142,11 @@ class Budget:
     def left(self, *units: str) -> list[Number | None]:
         """How much of each unit can still be reserved, in the tightest scope; `None` where nothing limits it."""
         lefts: list[Number | None] = []
+        scopes = (self, *self._above)
         with self._lock:
             for unit in units:
                 tightest: Number | None = None
-                for scope in (self, *self._above):
+                for scope in scopes:
                     bound = scope._allowed.get(unit)
                     if bound is not None:
                         left = bound - scope._taken[unit]
@@ -162,7 +163,11 @@ class Budget:
                 model_rounds=int(spent["model_rounds"]),
                 model_calls=int(spent["model_calls"]),
                 tool_calls=int(spent["tool_calls"]),
-                tools={unit[len(TOOL_UNIT) :]: int(n) for unit, n in islice(spent.items(), _COUNTERS, None)},
+                tools={
+                    unit.removeprefix(TOOL_UNIT): int(count)
+                    for unit, count in islice(spent.items(), _COUNTERS, None)
+                    if unit.startswith(TOOL_UNIT)
+                },
                 input_tokens=int(spent["tokens"]) - output_tokens,
                 output_tokens=output_tokens,
                 cost=Decimal(spent["cost"]),

@@ -132,8 +132,10 @@ def next_step(state: RunState, plan: Plan) -> Step:
     if calls and state.hit is not None:
         return RunTools(calls=calls, refuse=True)
     if calls:
-        waiting = {pause.call_id for pause in state.pauses}
-        ready = tuple(call for call in calls if call.call_id not in waiting) if waiting else calls
+        ready = calls
+        if state.pauses:
+            waiting = {pause.call_id for pause in state.pauses}
+            ready = tuple(call for call in calls if call.call_id not in waiting)
         return RunTools(calls=ready) if ready else Finish(stop_reason="paused")
     newest = state.messages[-1]
     # A turn that answers is never thrown away, whatever was used up by then; what ended at an output cap is no answer.
