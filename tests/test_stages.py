@@ -13,6 +13,7 @@ from endstop import (
     ModelError,
     ModelTurn,
     PlanLimits,
+    ResumeError,
     Retrieved,
     RetrievedEvent,
     RunState,
@@ -271,3 +272,22 @@ async def test_a_delegated_child_has_stages_of_its_own() -> None:
         events = await events_of(run)
     assert [event.path for event in events if event.kind == "retrieved"] == [("agent", "helper")]
     assert (shelf.asked, drawer.applied, other.applied) == (["find her"], [[{"n": 1}]], [[{"n": 2}]])
+
+
+async def test_operations_that_time_kept_from_being_applied_wait_for_a_resume() -> None:
+    """The answer stands, and going on applies what it brought, without asking the model again."""
+    drawer = Drawer()
+
+    class Slow:
+        async def apply(self, ops: Sequence[JsonObject]) -> None:
+            await anyio.sleep_forever()
+
+    model = ScriptedModel([writes(1, text="Ada")])
+    first = await Agent(model, post_model=Slow(), limits=PlanLimits(max_seconds=0.1)).run("go")
+    assert (first.stop_reason, first.text) == ("completed", "Ada")
+    agent = Agent(model, post_model=drawer)
+    result = await agent.resume(stored(first), limits=PlanLimits(max_seconds=60))
+    assert (result.stop_reason, result.text, drawer.applied) == ("completed", "Ada", [[{"n": 1}]])
+    assert model.request_count == 1
+    with pytest.raises(ResumeError, match="completed"):
+        await agent.resume(stored(result))

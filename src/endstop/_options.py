@@ -133,11 +133,11 @@ class OutputOptions:
 
 def _can_be_saved(path: Path) -> bool:
     """Whether a file of this name can be written: what is there and is no plain file is never replaced."""
-    part = path.with_name(f"{path.name}.part")
     try:
+        part = path.with_name(f"{path.name}.part")
         plain = not path.exists() or path.is_file()
         return plain and not part.is_dir() and os.access(path.absolute().parent, os.W_OK)
-    except OSError:  # such as a name that is too long
+    except (OSError, ValueError):  # such as a name that is too long, or no name
         return False
 
 
