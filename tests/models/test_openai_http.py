@@ -194,7 +194,7 @@ async def test_a_server_that_reads_nothing() -> None:
 
     async with listening(wait) as url, client() as sender:
         with pytest.raises(httpx.WriteTimeout):
-            await sender.post(url, content=b"x" * 50_000_000, timeout=0.1)
+            await sender.post(url, content=b"x" * 200_000_000, timeout=0.1)
 
 
 async def test_a_server_that_is_not_there() -> None:

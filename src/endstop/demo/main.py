@@ -188,7 +188,8 @@ def _weights(size: ModelSize) -> Path:
     file, err = MODEL_FILES[size], Console(stderr=True)
     if not err.is_terminal:
         err.print(f"fetching {file.name} ({decimal(file.size_bytes)}), once", soft_wrap=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        return ensure_weights(size)
+    with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(f"fetching {file.name}, once", total=file.size_bytes)
 
         def show(done_bytes: int, total_bytes: int) -> None:
