@@ -8,7 +8,7 @@ which rises by one an event over the whole stream. The last event of a stream is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, TypeAlias
@@ -199,7 +199,6 @@ Event: TypeAlias = (
 )
 """Whatever a stream of events can carry."""
 
-Emit: TypeAlias = Callable[[Event], Awaitable[None]]
 
 HIGH_WATER = 1_024
 """Events that wait for the caller before the run waits too."""

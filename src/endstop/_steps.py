@@ -29,7 +29,7 @@ class RetryPolicy:
     """How often and after what wait a request that failed in passing is sent again.
 
     The wait before attempt n+1 is `initial_wait_seconds * 2**(n-1)`, at most `max_wait_seconds`, plus
-    up to `jitter_seconds` drawn at random (the rule and shape of the stamina library). A provider's
+    up to `jitter_seconds` drawn at random (as the stamina library does, but beyond the cap). A provider's
     `Retry-After` is honoured where it is longer, up to `max_retry_after_seconds`: beyond that the error is
     raised, and says how long. Every attempt is paid as a model call.
 
