@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from endstop import (
     Agent,
     Decision,
+    Interrupt,
     MemoryEffects,
     ModelRequest,
     PlanLimits,
@@ -330,3 +331,20 @@ async def test_any_tree_of_agents_answered_in_any_order(batch: list[object], see
     assert result.spent.model_calls == 2 * len(tree.models)
     assert result.spent.tool_calls == len(tree.asked) + len(tree.models) - 1
     assert_all_answered(result.messages)
+
+
+async def test_what_nobody_answered_a_child_in_time_is_given_up_below() -> None:
+    """The child is told, goes on, and its answer is the call's return."""
+
+    async def confirm() -> str:
+        """Ask a person who does not come."""
+        raise Interrupt("Really?", expires_in_seconds=0.001)
+
+    below = ScriptedModel([turn(calls=[call("confirm", call_id="c")]), "child done without"])
+    helper = Agent(below, tools=[confirm], name="helper")
+    agent = Agent(ScriptedModel([delegating("a", to="helper"), "all done"]), tools=[helper.as_tool()], name="boss")
+    paused = stored(await agent.run("go"))
+    await anyio.sleep(0.01)
+    result = await agent.resume(paused)
+    assert (result.stop_reason, result.text) == ("completed", "all done")
+    assert returns(result) == {"a": "child done without"}

@@ -443,3 +443,13 @@ async def test_operations_of_a_later_leg_are_applied_once() -> None:
     last = await agent.resume(first, limits=PlanLimits(max_model_rounds=5))
     assert (first.text, last.text) == ("partial", "done")
     assert notebook.ops == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+async def test_a_state_without_a_message_is_refused() -> None:
+    """There is nothing to go on from."""
+    agent, _ = searcher("done")
+    state = (await agent.run("Go.")).state
+    state.messages.clear()
+    state.first_message, state.applied, state.stop_reason = 0, 0, None
+    with pytest.raises(ResumeError, match="no message to go on from"):
+        await agent.resume(state)
