@@ -27,6 +27,8 @@ def main() -> None:
     if len(found) < 2:
         sys.exit(f"no functions found in {PACKAGE}")
 
+    loop = next(length for length, place in found if place.startswith(HEART[0]) and place.endswith(" _work"))
+    print(f"the loop: {loop} lines")
     print("the heart, the loop and what decides its steps:", ", ".join(f"{h} {lengths[PACKAGE / h]}" for h in HEART))
     print(f"files: {len(files)}, {sum(lengths.values())} lines")
     for path, length in sorted(lengths.items(), key=lambda entry: -entry[1]):
