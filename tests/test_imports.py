@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_options": {"cyclopts", "rich"},
     "cli": {"cyclopts", "rich"},
     "demo": {"cyclopts", "httpx", "rich", "xllamacpp"} | PYDANTIC,
+    "langchain_tools": {"langchain_core"} | PYDANTIC,
     "langgraph": {"langchain", "langchain_core", "langgraph", "networkx"} | PYDANTIC,
     "models": PYDANTIC,
     "models.langchain": {"langchain_core"},
