@@ -255,6 +255,14 @@ def test_a_digest_names_a_call_that_is_not_in_the_history() -> None:
     assert tool_digest([found("1", "x", name="open")]) == "- open(): x"
 
 
+def test_a_digest_says_the_same_only_once() -> None:
+    """A run that ends in a loop found the same again and again; another call or another result is something new."""
+    asked = [call(str(n), q="key") for n in range(3)] + [call("3", q="lock")]
+    results = [found(str(n), "nothing") for n in range(2)] + [found("2", "a key"), found("3", "nothing")]
+    digest = tool_digest([*asked, *results])
+    assert digest == '- search({"q": "key"}): nothing\n- search({"q": "key"}): a key\n- search({"q": "lock"}): nothing'
+
+
 def test_a_digest_cuts_long_arguments() -> None:
     """What was found matters more than how it was asked for."""
     digest = tool_digest([call("1", q="x" * 500), found("1", "found")])

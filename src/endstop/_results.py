@@ -182,13 +182,14 @@ def tool_digest(messages: Sequence[Message]) -> str:
     """
     calls = {call.call_id: call for m in messages if isinstance(m, ModelTurn) for call in m.tool_calls}
     returns = [m for m in messages if isinstance(m, ToolReturn) and m.status == "ok" and m.content.strip()]
-    if not returns:
+    found = list(dict.fromkeys((_call_text(calls.get(r.call_id), r.name), r.content) for r in returns))
+    if not found:
         return ""
-    shown = returns[-DIGEST_MAX_RESULTS:]
+    shown = found[-DIGEST_MAX_RESULTS:]
     share = DIGEST_MAX_CHARS // len(shown)
-    lines = [cut_text(f"- {_call_text(calls.get(r.call_id), r.name)}: {r.content}", share) for r in shown]
-    if len(shown) < len(returns):
-        lines.insert(0, f"- ({len(returns) - len(shown)} older results are left out)")
+    lines = [cut_text(f"- {asked}: {content}", share) for asked, content in shown]
+    if len(shown) < len(found):
+        lines.insert(0, f"- ({len(found) - len(shown)} older results are left out)")
     return "\n".join(lines)
 
 
