@@ -27,6 +27,7 @@ PYDANTIC = {"pydantic", "pydantic_core"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"anyio", "typing_extensions"},
+    "_audit_cli": {"cyclopts"},
     "_outputs": PYDANTIC,
     "_pauses": {"jsonschema"},
     "_prices": {"genai_prices"},
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "langgraph": {"langchain", "langchain_core", "langgraph", "networkx"} | PYDANTIC,
     "models": PYDANTIC,
     "models.langchain": {"langchain_core"},
+    "models._langchain_codec": {"langchain_core"},
     "models._openai_clients": {"httpx"},
     "models._openai_http": {"h11", "httpx"},
     "models.openai": {"httpx", "httpx_sse"},

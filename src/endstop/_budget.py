@@ -18,18 +18,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from endstop._errors import ConfigError
-from endstop._limits import LimitHit, PlanLimits, Price, Spent
+from endstop._limits import TOOL_UNIT, LimitHit, Number, PlanLimits, Price, Spent
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from endstop._messages import Usage
 
-Number: TypeAlias = int | Decimal
 Amounts: TypeAlias = Mapping[str, Number]
 """Amounts by unit: `model_rounds`, `model_calls`, `tool_calls`, `tokens`, `output_tokens`, `cost`, `tool:<name>`."""
-
-TOOL_UNIT = "tool:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +73,9 @@ class Budget:
         # Without itself: an object that holds itself is only freed by the garbage collector.
         self._above: tuple[Budget, ...] = (parent, *parent._above) if parent else ()
         self._lock: threading.Lock = parent._lock if parent else threading.Lock()
-        self._allowed = _allowed(limits)
+        self._allowed = limits.bounds()
         # What is used up, and that together with what is held; the tools come last.
-        self._spent: defaultdict[str, Number] = defaultdict(int, _counters(spent or Spent()))
+        self._spent: defaultdict[str, Number] = defaultdict(int, (spent or Spent()).amounts())
         self._taken = self._spent.copy()
         self._price_source = spent.price_source if spent else None
         self._earlier_seconds = spent.seconds if spent else 0.0
@@ -176,6 +173,11 @@ class Budget:
                 underestimated_tokens=int(spent["underestimated_tokens"]),
                 price_source=self._price_source,
             )
+
+    def amounts(self) -> dict[str, Number]:
+        """What this scope has spent of every unit that was charged, everything below it included."""
+        with self._lock:
+            return dict(self._spent)
 
     def due_warnings(self, now: float) -> list[LimitHit]:
         """The limits of this scope whose `warn_at` share was passed since this was last asked; each comes once."""
@@ -326,15 +328,14 @@ def usage_amounts(
 
 
 def limit_name(unit: str) -> str:
-    """The `PlanLimits` field that limits a unit, as endings and warnings name it."""
-    if unit.startswith(TOOL_UNIT):
-        return f"tool_limits[{unit.removeprefix(TOOL_UNIT)!r}]"
-    return f"max_{unit}"
+    """The field of the limits that limits a unit, as endings and warnings name it."""
+    kind, colon, name = unit.partition(":")
+    return f"{kind}_limits[{name!r}]" if colon else f"max_{unit}"
 
 
 def allowed_by_limit(limits: PlanLimits) -> dict[str, float | Decimal]:
     """What each limit that is set allows, by its name; the deadline as a Unix time."""
-    allowed: dict[str, float | Decimal] = {limit_name(unit): bound for unit, bound in _allowed(limits).items()}
+    allowed: dict[str, float | Decimal] = {limit_name(unit): bound for unit, bound in limits.bounds().items()}
     if limits.max_seconds is not None:
         allowed["max_seconds"] = limits.max_seconds
     if limits.deadline is not None:
@@ -344,38 +345,9 @@ def allowed_by_limit(limits: PlanLimits) -> dict[str, float | Decimal]:
 
 def used_by_limit(spent: Spent) -> dict[str, float | Decimal]:
     """What is used of each limit that counts, by its name."""
-    used: dict[str, float | Decimal] = {limit_name(unit): amount for unit, amount in _counters(spent).items()}
+    used: dict[str, float | Decimal] = {limit_name(unit): amount for unit, amount in spent.amounts().items()}
     return {**used, "max_seconds": round(spent.seconds, 3)}
-
-
-def _allowed(limits: PlanLimits) -> dict[str, Number]:
-    bounds: dict[str, Number | None] = {
-        "model_rounds": limits.max_model_rounds,
-        "model_calls": limits.max_model_calls,
-        "tool_calls": limits.max_tool_calls,
-        "tokens": limits.max_tokens,
-        "output_tokens": limits.max_output_tokens,
-        "cost": None if limits.max_cost is None else Decimal(limits.max_cost),
-    }
-    allowed = {unit: bound for unit, bound in bounds.items() if bound is not None}
-    allowed.update({TOOL_UNIT + tool: bound for tool, bound in limits.tool_limits.items()})
-    return allowed
 
 
 _COUNTERS = 8
 """How many counters are not of a single tool."""
-
-
-def _counters(spent: Spent) -> dict[str, Number]:
-    counters: dict[str, Number] = {
-        "model_rounds": spent.model_rounds,
-        "model_calls": spent.model_calls,
-        "tool_calls": spent.tool_calls,
-        "tokens": spent.tokens,
-        "output_tokens": spent.output_tokens,
-        "cost": spent.cost,
-        "unmeasured": spent.unmeasured,
-        "underestimated_tokens": spent.underestimated_tokens,
-    }
-    counters.update({TOOL_UNIT + tool: count for tool, count in spent.tools.items()})
-    return counters

@@ -31,6 +31,12 @@ LOOP = "loop"
 
 OnLimit: TypeAlias = Literal["answer", "stop", "raise"]
 
+Number: TypeAlias = int | Decimal
+"""An amount of a unit that is counted: money in `Decimal`, everything else whole."""
+
+TOOL_UNIT = "tool:"
+"""How the unit of one tool's calls begins; its name follows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
@@ -129,7 +135,7 @@ class PlanLimits:
             check_count(name, getattr(self, name), required=False)
         check_count("max_depth", self.max_depth, required=False)
         check_count("answer_tokens", self.answer_tokens)
-        object.__setattr__(self, "tool_limits", _tool_limits(self.tool_limits))
+        object.__setattr__(self, "tool_limits", checked_counts("tool_limits", self.tool_limits, of="tools"))
         if self.max_cost is not None:
             object.__setattr__(self, "max_cost", _money("max_cost", self.max_cost))
         check_seconds("max_seconds", self.max_seconds)
@@ -141,6 +147,19 @@ class PlanLimits:
         _check_type("warn_model", self.warn_model, bool, "use True or False")
         if self.assume_price is not None:
             _check_type("assume_price", self.assume_price, Price, "use a Price(...), or None")
+
+    def bounds(self) -> dict[str, Number]:
+        """What is allowed of each unit that is counted and limited, by unit (`model_calls`, `tool:<name>`)."""
+        bounds: dict[str, Number | None] = {
+            "model_rounds": self.max_model_rounds,
+            "model_calls": self.max_model_calls,
+            "tool_calls": self.max_tool_calls,
+            "tokens": self.max_tokens,
+            "output_tokens": self.max_output_tokens,
+            "cost": None if self.max_cost is None else Decimal(self.max_cost),
+        }
+        allowed = {unit: bound for unit, bound in bounds.items() if bound is not None}
+        return allowed | {TOOL_UNIT + tool: bound for tool, bound in self.tool_limits.items()}
 
     def seconds_for_answer(self, seconds_left: float) -> float:
         """How many of the seconds that are left are kept for the final answer; 0 where none is asked for."""
@@ -177,6 +196,20 @@ class Spent:
     def tokens(self) -> int:
         """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
+
+    def amounts(self) -> dict[str, Number]:
+        """What is spent of each unit that is counted, by unit; those of single tools (`tool:<name>`) come last."""
+        amounts: dict[str, Number] = {
+            "model_rounds": self.model_rounds,
+            "model_calls": self.model_calls,
+            "tool_calls": self.tool_calls,
+            "tokens": self.tokens,
+            "output_tokens": self.output_tokens,
+            "cost": self.cost,
+            "unmeasured": self.unmeasured,
+            "underestimated_tokens": self.underestimated_tokens,
+        }
+        return amounts | {TOOL_UNIT + tool: count for tool, count in self.tools.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +249,20 @@ def check_count(name: str, value: object, *, least: int = 0, required: bool = Tr
         raise ConfigError(name, value, remedy if required else f"{remedy}, or None for no limit")
 
 
+def checked_counts(name: str, counts: Mapping[str, int], *, of: str) -> dict[str, int]:
+    """A copy of the whole numbers by name.
+
+    Raises:
+        ConfigError: it is no mapping, or holds something else; `of` says what the names are of.
+    """
+    if not isinstance(cast("object", counts), Mapping):  # callers are not all type-checked
+        raise ConfigError(name, counts, f"use a mapping of {of} to whole numbers, by their names")
+    for key, count in counts.items():
+        _check_type(name, key, str, f"use the names of {of} as keys")
+        check_count(f"{name}[{key!r}]", count)
+    return dict(counts)
+
+
 def check_seconds(name: str, value: object, *, required: bool = False) -> None:
     """Check a number of seconds, 0 or more.
 
@@ -249,15 +296,6 @@ def _money(name: str, value: object) -> Decimal:
     if not amount.is_finite() or amount < 0:
         raise ConfigError(name, value, "use a finite number of US dollars, 0 or more")
     return amount
-
-
-def _tool_limits(limits: Mapping[str, int]) -> dict[str, int]:
-    if not isinstance(cast("object", limits), Mapping):  # callers are not all type-checked
-        raise ConfigError("tool_limits", limits, "use a mapping of tool names to whole numbers")
-    for tool, allowed in limits.items():
-        _check_type("tool_limits", tool, str, "use the names of tools as keys")
-        check_count(f"tool_limits[{tool!r}]", allowed)
-    return dict(limits)
 
 
 def _deadline(value: object) -> datetime | None:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from endstop._budget import Amounts, Budget, Hold, Number, usage_amounts
+from endstop._budget import Amounts, Budget, Hold, usage_amounts
 from endstop._errors import ConfigError, PriceUnknown
 from endstop._estimate import BYTES_PER_TOKEN, ContextSize, text_tokens, turn_tokens
-from endstop._limits import LimitHit, Price, Pricing
+from endstop._limits import LimitHit, Number, Price, Pricing
 from endstop._messages import ModelTurn, Usage
 from endstop._prices import GenaiPrices
 

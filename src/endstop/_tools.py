@@ -19,9 +19,9 @@ import pydantic
 import pydantic_core
 from typing_extensions import TypeVar
 
-from endstop._budget import TOOL_UNIT, Budget
+from endstop._budget import Budget
 from endstop._errors import ConfigError, EndstopError, Interrupt, ToolFatal
-from endstop._limits import LimitHit, check_count, check_seconds
+from endstop._limits import TOOL_UNIT, LimitHit, check_count, check_seconds
 from endstop._messages import JsonObject, JsonValue, ToolCall, ToolReturn, ToolSpec, clean_text
 from endstop._pauses import Pause, Reply, approval_pause, bad_schema, interrupt_pause
 from endstop._state import RunState, json_text
