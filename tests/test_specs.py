@@ -69,6 +69,19 @@ def test_an_agent_of_a_module_is_found(name: str) -> None:
     assert load_agent(f"shop.agents:{name}").name == "clerk"
 
 
+def test_an_agent_of_a_package_is_found_by_its_folder(folder: Path) -> None:
+    """Under the name that it has among the packages around it, so that relative imports work."""
+    desk = folder / "shop" / "desk"
+    desk.mkdir()
+    (desk / "__init__.py").write_text("from .clerk import agent")
+    (desk / "clerk.py").write_text(MODULE)
+    assert load_agent("shop/desk:agent").name == "clerk of the package"
+    assert sys.modules["desk"].__file__ == str(desk / "__init__.py")
+    (folder / "shop" / "__init__.py").touch()
+    load_agent(f"{folder}/shop/desk:agent")
+    assert sys.modules["shop.desk"].__file__ == str(desk / "__init__.py")
+
+
 def test_an_agent_of_a_file_is_found() -> None:
     """The file's own folder is where its imports are looked for, and its type hints can be resolved."""
     agent = load_agent("shop/agents.py:agent")
@@ -83,6 +96,7 @@ def test_an_agent_of_a_file_is_found() -> None:
         (":agent", "write package.module:agent or file.py:agent"),
         ("shop.agents:", "write package.module:agent or file.py:agent"),
         ("missing.py:agent", "there is no file missing.py"),
+        ("./shop:agent", "./shop is no folder of a package: it has no __init__.py"),
         ("shop:agent", "shop has no 'agent'; the agents in it are: none"),
         ("shop.agents:agents", "shop.agents has no 'agents'; the agents in it are: agent"),
         ("shop.agents:agent.nothing.here", "shop.agents has no 'agent.nothing.here'; the agents in it are: agent"),

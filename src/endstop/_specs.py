@@ -51,8 +51,8 @@ def load_agent(spec: str) -> Agent[object]:
 def load(spec: str, sought: Sought[Found]) -> Found:
     """What SPEC names, or what the function without arguments that it names returns.
 
-    SPEC is `package.module:name` or `file.py:name`. The working folder, or the file's own, is where
-    modules are looked for first.
+    SPEC is `package.module:name`, `file.py:name` or `folder/package:name`. The working folder, or the one that holds
+    the file or the package, is where modules are looked for first.
 
     Raises:
         ConfigError: there is nothing of that sort; the message says why, whatever the module raised.
@@ -63,8 +63,10 @@ def load(spec: str, sought: Sought[Found]) -> Found:
         raise ConfigError("SPEC", spec, f"write package.module:{noun} or file.py:{noun}")
     if place.endswith(".py") and not Path(place).is_file():
         raise ConfigError("SPEC", spec, f"there is no file {place}")
+    if "/" in place and not place.endswith(".py") and not _is_package(Path(place)):
+        raise ConfigError("SPEC", spec, f"{place} is no folder of a package: it has no __init__.py")
     with _Loading(spec, place):
-        module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        module = _import(place)
         found: object = module
         for part in name.split("."):
             found = getattr(found, part, None)
@@ -108,9 +110,31 @@ class _Loading:
             raise ConfigError("SPEC", self._spec, remedy) from error
 
 
-def _import_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
+def _import(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _import_file(Path(place))
+    if "/" in place:
+        return _import_folder(Path(place))
+    return _import_module(place, Path.cwd())
+
+
+def _import_module(name: str, folder: Path) -> ModuleType:
+    sys.path.insert(0, str(folder))
     return importlib.import_module(name)
+
+
+def _import_folder(path: Path) -> ModuleType:
+    """Import a package by its folder, under the name that it has among the packages around it."""
+    folder = path.resolve()
+    name = folder.name
+    while _is_package(folder.parent):
+        folder = folder.parent
+        name = f"{folder.name}.{name}"
+    return _import_module(name, folder.parent)
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file()
 
 
 def _import_file(path: Path) -> ModuleType:
