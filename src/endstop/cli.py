@@ -27,6 +27,7 @@ from endstop._results import AgentResult
 from endstop._specs import load_agent
 from endstop._state import RunState
 from endstop._tools import toolbox
+from endstop.demo.app import app as demos
 from endstop.testing.loops import render_table, score_file
 from endstop.views.follow import follow
 from endstop.views.words import Redactor, printable
@@ -91,10 +92,11 @@ app = App(
 """The command line. A command that stands in another module is added by its place, and imported when it is used:
 `app.command("package.module:function", name="...")`."""
 
+app.command(demos)
 app.command(
-    "endstop.demo.main:demo",
-    name="demo",
-    help="Watch a real model run out of its limits, hand over what it has, and go on.",
+    "endstop._audit_cli:audit_command",
+    name="audit",
+    help="Say what a LangGraph graph can do under its limits, without running it.",
 )
 app.command(
     "endstop.testing.commands:conformance", name="conformance", help="Check whether an agent loop keeps its limits."

@@ -11,7 +11,7 @@ import sys
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import anyio
 from rich.console import Console
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from endstop._agent import Agent
 from endstop._errors import ConfigError
 from endstop._limits import PlanLimits, Spent
-from endstop._options import OutputOptions, text_option
+from endstop._options import OutputOptions
 from endstop._results import AgentResult
 from endstop._tools import tool
 from endstop.demo.library import Library
@@ -74,16 +74,11 @@ class Source:
     opened: AbstractAsyncContextManager[Model]
 
 
-def demo(
-    *,
-    small: Annotated[bool, text_option("Take the embedded 0.5B model (0.5 GB) instead of the 1.5B (1.1 GB).")] = False,
-    replay: Annotated[bool, text_option("Replay a recording of the embedded model, whatever else there is.")] = False,
-    record: Annotated[Path | None, text_option("Write what the model answers to this file.")] = None,
-) -> int:
-    """Watch a real model run out of its limits, hand over what it has, and go on.
+def demo(*, small: bool = False, replay: bool = False, record: Path | None = None) -> int:
+    """Run both parts of the demo, and return the exit code. The options are those of `endstop demo`.
 
-    The model is the one that OPENAI_MODEL names, at OPENAI_BASE_URL with OPENAI_API_KEY, else the
-    embedded Qwen2.5-Coder (fetched once), else a recording of that.
+    Raises:
+        ConfigError: the answers cannot be written where `record` says.
     """
     if record is not None and (record.is_dir() or not os.access(record.absolute().parent, os.W_OK)):
         raise ConfigError("--record", str(record), "name a file in a folder that can be written to")
@@ -154,16 +149,26 @@ def source_of(*, small: bool = False, replay: bool = False) -> Source:
     """
     if replay:
         return _replayed("as asked")
+    found = model_source(small=small)
+    return _replayed(found) if isinstance(found, str) else found
+
+
+def model_source(*, small: bool = False) -> Source | str:
+    """The best real model that can be had, or why there is none; weights that are missing are fetched.
+
+    Raises:
+        ConfigError: the environment names an endpoint, but not all of it or with a value that cannot be used.
+    """
     if not small and (os.environ.get("OPENAI_MODEL") or os.environ.get("OPENAI_BASE_URL")):
         model = OpenAIModel.from_env()
         return Source(says=f"Model: {model!r}, which the environment names", opened=model)
     if importlib.util.find_spec("xllamacpp") is None:  # pragma: no cover - the tests have every extra
-        return _replayed("its server is not installed (pip install endstop[demo])")
+        return "its server is not installed (pip install endstop[demo])"
     size: ModelSize = "0.5b" if small else "1.5b"
     try:
         weights = _weights(size)
     except WeightsUnavailable as error:
-        return _replayed(f"its weights are not in the cache and could not be had ({'; '.join(error.tried)})")
+        return f"its weights are not in the cache and could not be had ({'; '.join(error.tried)})"
     says = f"Model: Qwen2.5-Coder-{size.upper()}-Instruct Q4_K_M, on this machine, with a server of its own on loopback"
     return Source(says=says, opened=embedded_model(weights))
 
