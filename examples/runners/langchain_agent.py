@@ -19,6 +19,7 @@ from langchain.agents.middleware.model_call_limit import ModelCallLimitExceededE
 from langchain.agents.middleware.tool_call_limit import ToolCallLimitExceededError
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -55,22 +56,15 @@ class LangChainRunner:
         except (ModelCallLimitExceededError, ToolCallLimitExceededError, GraphRecursionError) as error:
             messages = (await agent.aget_state(config)).values["messages"]
             limit = None if isinstance(error, GraphRecursionError) else self._scope
-            return RunEnd(status="raised", limit=limit, unanswered=_unanswered(messages), error=str(error))
+            return RunEnd(status="raised", limit=limit, unanswered=unanswered(messages), error=str(error))
         if waiting := state.get("__interrupt__"):
             return RunEnd(status="paused", handle=(agent, thread, len(waiting[0].value["action_requests"])))
         messages = state["messages"]
-        return RunEnd(status="completed", text=messages[-1].text, unanswered=_unanswered(messages))
+        return RunEnd(status="completed", text=messages[-1].text, unanswered=unanswered(messages))
 
     def _agent(self, scenario: Scenario, limits: PlanLimits, saver: InMemorySaver | None = None) -> Any:
-        tools = [StructuredTool.from_function(coroutine=tool.run, name=tool.name) for tool in scenario.tools]
-        if scenario.child is not None:
-            child = self._agent(scenario.child, limits)
-
-            async def delegate(task: str) -> str:
-                """Delegate a task."""
-                return (await child.ainvoke({"messages": [("user", task)]}))["messages"][-1].text
-
-            tools.append(StructuredTool.from_function(coroutine=delegate))
+        child = self._agent(scenario.child, limits) if scenario.child is not None else None
+        tools = tools_of(scenario, child)
         retry = middleware.ModelRetryMiddleware(initial_delay=0, jitter=False, on_failure="error")
         asking: Any = {tool.name: True for tool in scenario.tools if tool.needs_approval}
         parts = [*self._limits(limits), retry, *([middleware.HumanInTheLoopMiddleware(asking)] if asking else [])]
@@ -92,11 +86,25 @@ class LangChainRunner:
         return parts
 
 
+def tools_of(scenario: Scenario, child: Any) -> list[StructuredTool]:
+    """The scenario's tools; with a child that is an agent, `delegate` runs it."""
+    tools = [StructuredTool.from_function(coroutine=tool.run, name=tool.name) for tool in scenario.tools]
+
+    async def delegate(task: str) -> str:
+        """Delegate a task."""
+        return (await child.ainvoke({"messages": [("user", task)]}))["messages"][-1].text
+
+    return tools if child is None else [*tools, StructuredTool.from_function(coroutine=delegate)]
+
+
 class ScriptModel(BaseChatModel):
     """A chat model that answers what the script says."""
 
     script: Any
-    _llm_type = "script"
+
+    @property
+    def _llm_type(self) -> str:
+        return "script"
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self.bind(tools=tools)
@@ -107,10 +115,16 @@ class ScriptModel(BaseChatModel):
     async def _agenerate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         turn = await self.script.answer(tools_offered=bool(kwargs.get("tools")))
         calls: Any = [{"id": call.call_id, "name": call.name, "args": dict(call.arguments)} for call in turn.tool_calls]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(content=turn.text, tool_calls=calls))])
+        usage = UsageMetadata(
+            input_tokens=turn.usage.input_tokens,
+            output_tokens=turn.usage.output_tokens,
+            total_tokens=turn.usage.input_tokens + turn.usage.output_tokens,
+        )
+        message = AIMessage(content=turn.text, tool_calls=calls, usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _unanswered(messages: list[BaseMessage]) -> int:
+def unanswered(messages: list[BaseMessage]) -> int:
     asked = {call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls}
     return len(asked - {message.tool_call_id for message in messages if isinstance(message, ToolMessage)})
 
