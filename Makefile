@@ -6,7 +6,7 @@ UV = $(shell command -v uv || echo $(BIN)/uv)
 HOUSE := tests/test_house_rules.py tests/test_imports.py tests/test_public_names.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage check format bench docs overshoot sizes lock lowest newest wheel-test clean
+.PHONY: help demo test coverage check format bench docs overshoot cases agreement sizes lock lowest newest wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +55,12 @@ docs: .venv/.stamp  ## run the documentation's examples and follow its links
 
 overshoot: .venv/.stamp  ## show by how much each limit can be overrun
 	@$(BIN)/python scripts/overshoot.py
+
+cases: .venv/.stamp  ## run the reported symptoms, as they are today and with endstop (ARGS=--write)
+	@$(BIN)/python scripts/cases.py $(ARGS)
+
+agreement: .venv/.stamp  ## compare the audit with real runs of 40 wirings at every limit
+	@$(BIN)/python scripts/audit_agreement.py $(ARGS)
 
 sizes: .venv/.stamp  ## print the lengths of files and functions
 	@$(BIN)/python scripts/sizes.py

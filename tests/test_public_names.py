@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import endstop
+import endstop.langgraph
 
 PUBLIC_NAMES = [
     "Agent",
@@ -104,3 +105,27 @@ def test_nothing_else_looks_public() -> None:
     """What is no module and has no underscore is in `__all__`, or it would be used by accident."""
     visible = {name for name, value in vars(endstop).items() if not isinstance(value, ModuleType)}
     assert {name for name in visible if not name.startswith("_")} - {"annotations"} <= set(endstop.__all__)
+
+
+def test_the_langgraph_side_has_these_names() -> None:
+    """What users of graphs import from `endstop.langgraph`; the step budget has a module of its own."""
+    assert endstop.langgraph.__all__ == [
+        "Audit",
+        "BoundMiddleware",
+        "Costs",
+        "Cycle",
+        "EffectiveLimit",
+        "Finding",
+        "GraphEnding",
+        "GraphLimits",
+        "GraphSpent",
+        "Ledger",
+        "MemoryLedger",
+        "Rounds",
+        "Worst",
+        "WorstCase",
+        "audit",
+        "bound",
+        "guarded",
+    ]
+    assert [name for name in endstop.langgraph.__all__ if not hasattr(endstop.langgraph, name)] == []

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from endstop._budget import used_by_limit
 from endstop._effects import Effects
-from endstop._limits import LOOP, Prices, check_count, check_seconds
+from endstop._limits import LOOP, LimitHit, Prices, check_count, check_seconds
 from endstop._loops import LoopDetector
 from endstop._messages import Message, ModelTurn, ToolCall, ToolSpec, pending_calls
 from endstop._outputs import Invalid, OutputSpec, Valid
@@ -124,6 +124,11 @@ Step: TypeAlias = Recall | CallModel | RunTools | Repair | Finish | Fail
 _STOP_REASONS: dict[str, StopReason] = {"max_model_rounds": "tool_limit", LOOP: "loop"}
 
 
+def stop_reason_at(hit: LimitHit) -> StopReason:
+    """The reason for which a run stops that a limit ends."""
+    return _STOP_REASONS.get(hit.limit, "budget")
+
+
 def next_step(state: RunState, plan: Plan) -> Step:
     """The next step of a run in this state."""
     if plan.retrieval is not None and not state.recalled and state.hit is None:
@@ -146,7 +151,7 @@ def next_step(state: RunState, plan: Plan) -> Step:
         # Without tools every round was a final answer already; asking once more would find the same limit.
         if state.limits.on_limit == "answer" and plan.tools and state.wrap_up == "none":
             return CallModel(final=True)
-        return Finish(stop_reason=_STOP_REASONS.get(state.hit.limit, "budget"))
+        return Finish(stop_reason=stop_reason_at(state.hit))
     if answer is None:
         return CallModel()
     if state.repairs < plan.output_repairs:
