@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class RunOptions:
     """How the graph is run, and what its own code bounds."""
 
-    recursion_limit: Annotated[int | None, text_option("The limit that runs are given in their config.")] = None
+    # Parsed as a number that may have a fraction, so that 1.9 is refused and not rounded.
+    recursion_limit: Annotated[float | None, text_option("The limit that runs are given in their config.")] = None
     entry_point: Annotated[
         EntryPoint, Parameter(help="How runs are started. Without a limit it decides which one holds.")
     ] = "invoke"
@@ -51,7 +52,7 @@ class RunOptions:
         try:
             return audit(
                 graph,
-                recursion_limit=self.recursion_limit,
+                recursion_limit=_whole("--recursion-limit", self.recursion_limit),
                 entry_point=self.entry_point,
                 caps=dict(_counted("--cap", given) for given in self.cap or ()),
                 fan_out=dict(_counted("--fan-out", given) for given in self.fan_out or ()),
@@ -118,8 +119,15 @@ _OPTIONS = {"graph": "SPEC", "caps": "--cap", "fan_out": "--fan-out", "model": "
 
 
 def _option_of(field: str) -> str:
+    """The option that a parameter of `audit` is given by; an option's own name stays as it is."""
     name = field.partition("[")[0]
-    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+    return _OPTIONS.get(name, f"--{name.replace('_', '-').removeprefix('--')}")
+
+
+def _whole(option: str, number: float | None) -> int | None:
+    if number is not None and not number.is_integer():
+        raise ConfigError(option, number, "use a whole number, 1 or more")
+    return None if number is None else int(number)
 
 
 def _counted(option: str, text: str) -> tuple[str, int]:

@@ -106,7 +106,8 @@ class _Loading:
             remedy = f"there is no module {error.name!r} in this folder or among the installed packages"
             raise ConfigError("SPEC", self._spec, remedy) from error
         if isinstance(error, Exception | SystemExit):
-            remedy = f"loading it raised {type(error).__name__}: {error} (--debug shows where)"
+            said = " ".join(str(error).split())
+            remedy = f"loading it raised {type(error).__name__}: {said} (--debug shows where)"
             raise ConfigError("SPEC", self._spec, remedy) from error
 
 

@@ -16,6 +16,7 @@ from endstop.demo.research import load_assistant
 from tests.demo.processes import PATIENCE_SECONDS, becomes_true, demo_process, read_until, send
 from tests.demo.test_main import OFFLINE, Ended
 from tests.models.fake_openai import FakeOpenAI, Reply, chunk, events, stream, usage_chunk
+from tests.research.browser_fakes import needs_chromium
 
 KEY = "sk-the-key-that-nobody-may-see"
 
@@ -101,9 +102,17 @@ def test_the_environment_bounds_it_too(capsys: pytest.CaptureFixture[str], monke
     assert "The reviewer passed it: 13 node executions." in demo(capsys, "--scripted", "--max-steps", "100").out
 
 
+@needs_chromium
+def test_a_script_walks_the_browser_where_there_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pages that it has read are among the sources."""
+    ended = demo(capsys, "--scripted", "--browse")
+    assert ended.code == Exit.COMPLETED
+    assert re.search(r"· 6 research_team: read .*http://127\.0\.0\.1:\d+/wire-test\.html", ended.out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
-    [(["Why?"], "QUESTION"), (["--browse"], "--browse"), (["--max-steps=-1"], "max_total_steps")],
+    [(["Why?"], "QUESTION"), (["--max-steps=-1"], "--max-steps"), (["--max-steps=1.5"], "--max-steps")],
 )
 def test_what_cannot_be_done_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], field: str) -> None:
     """By the name of what was asked, before anything runs."""

@@ -130,6 +130,8 @@ def test_the_picture_is_written(audit: Command, tmp_path: Path) -> None:
         (["graphs:graph", "--fan-out", "writer=0"], "--fan-out=0 .*: use a whole number, 1 or more"),
         (["graphs:graph", "--fan-out", "=3"], "--fan-out='=3' .*: write NAME=N"),
         (["graphs:graph", "--model-node", "llm"], "--model-node='llm' .*: name a node of the graph"),
+        (["graphs:graph", "--cap", "writer=-1"], "error .config.: --cap='writer=-1' .*: write NAME=N"),
+        (["graphs:graph", "--recursion-limit", "1.5"], "--recursion-limit=1.5 .*: use a whole number, 1 or more"),
         (["graphs:graph", "--recursion-limit", "0"], "--recursion-limit=0 .*: use a whole number, 1 or more"),
         (["graphs:graph", "--entry-point", "run"], "Invalid value"),
         (["graphs:graph", "--svg", "no/such/folder.svg"], "--svg='no/such/folder.svg' .*: name a file in a folder"),

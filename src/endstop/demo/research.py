@@ -13,6 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from cyclopts import Parameter
 from rich.console import Console
 
+from endstop._limits import check_count
 from endstop._options import text_option
 from endstop.demo.main import model_source
 from endstop.views.words import Redactor, printable
@@ -35,7 +36,7 @@ def research(
     bench: Annotated[
         bool, text_option("Print how five ways to bound a stubborn run end it, and nothing else.")
     ] = False,
-    max_steps: Annotated[int | None, text_option("End the run honestly after this many node executions.")] = None,
+    max_steps: Annotated[float | None, text_option("End the run honestly after this many node executions.")] = None,
     detect_loops: Annotated[bool, text_option("End the run honestly where its team only repeats itself.")] = False,
     browse: Annotated[bool, text_option("Let it use a browser on pages of its own, too.")] = False,
     scripted: Annotated[bool, text_option("Take answers written beforehand, whatever else there is.")] = False,
@@ -48,6 +49,8 @@ def research(
     The variables ENDSTOP_ENABLE_STEP_BUDGET, ENDSTOP_MAX_TOTAL_STEPS and their kin bound it, too.
     """
     assistant = load_assistant()
+    steps = int(max_steps) if max_steps is not None and max_steps.is_integer() else max_steps
+    check_count("--max-steps", steps, required=False)
     console, redact = Console(highlight=False, markup=False, soft_wrap=True), Redactor(os.environ)
 
     def write(text: str) -> None:
@@ -70,7 +73,7 @@ def research(
             model=model,
             portal=portal,
             browse=browse,
-            max_steps=max_steps,
+            max_steps=steps,
             detect_loops=detect_loops,
             write=write,
         )
