@@ -23,11 +23,11 @@ from endstop._steps import stop_reason_at
 from endstop.langgraph._agent_meters import AgentPurse, ToolMeter
 from endstop.langgraph._channels import LEG, RECORD, Addition, Head, RunRecord
 from endstop.langgraph._compat import is_summary
-from endstop.langgraph._history import kernel_messages, repaired, unanswered
+from endstop.langgraph._history import CUT_CALLS, kernel_messages, repaired, unanswered, was_cut
 from endstop.langgraph._limits import GraphEnding, GraphSpent, spent_of
 from endstop.langgraph._meter import wall_time
 from endstop.langgraph._watch import LoopWatch
-from endstop.models._langchain_codec import as_json, at, read_finish_reason
+from endstop.models._langchain_codec import as_json, at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,7 +47,6 @@ MOST_LIVE_RUNS = 1_024
 
 TOOL_LIMITS = "tool_limits"
 
-_CUT_CALLS = "the model's answers were cut at its output cap, so that their tool calls are not whole"
 _BROKEN_OFF = "the conversation was broken off before"
 
 
@@ -246,8 +245,8 @@ class AgentRun:
         if finding.persistent:
             self.note(finding.reason)
             turn, _ = newest_turn(messages)
-            if turn is not None and read_finish_reason(as_json(turn.response_metadata), True) == "length":
-                self.record = replace(self.record, note=f"{self.record.note}; {_CUT_CALLS}")
+            if turn is not None and was_cut(turn):
+                self.record = replace(self.record, note=f"{self.record.note}; {CUT_CALLS}")
             self.stop_at(LimitHit(limit=LOOP, used=finding.repeats, allowed=watch.most_repeats))
             return None
         left = self.budget.left("model_rounds", "model_calls")

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from endstop._messages import FilePart, Message, ModelTurn, TextPart, ToolCall, ToolReturn, UserMessage, clean_text
-from endstop.models._langchain_codec import as_json, at, read_calls, read_usage
+from endstop.models._langchain_codec import as_json, at, read_calls, read_finish_reason, read_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from endstop._limits import LimitHit
     from endstop._messages import JsonObject, Part
+
+CUT_CALLS = "the model's answers were cut at its output cap, so that their tool calls are not whole"
+"""What is added to the reason of a loop whose newest answer was cut."""
 
 MARK = "endstop"
 """The key of `response_metadata` under which a message says how a run ended, or that a call was not run."""
@@ -101,6 +104,11 @@ def near_limits(hits: Sequence[LimitHit]) -> HumanMessage:
 def marked(message: AIMessage, ending: JsonObject) -> AIMessage:
     """The message with the ending of its run in its `response_metadata`."""
     return message.model_copy(update={"response_metadata": {**message.response_metadata, MARK: ending}})
+
+
+def was_cut(message: AIMessage) -> bool:
+    """Whether an answer ended at the model's output cap, so that what it asks for may not be whole."""
+    return read_finish_reason(as_json(message.response_metadata), True) == "length"
 
 
 def kernel_messages(messages: Iterable[BaseMessage]) -> list[Message]:

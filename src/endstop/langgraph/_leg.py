@@ -11,6 +11,7 @@ from uuid import uuid4
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphRecursionError
+from langgraph.types import Command
 
 from endstop._budget import allowed_by_limit, used_by_limit
 from endstop._errors import LimitExceeded
@@ -21,7 +22,7 @@ from endstop._steps import stop_reason_at
 from endstop.langgraph import _compat
 from endstop.langgraph._account import Account, Terms
 from endstop.langgraph._finish import MESSAGES, Closer, Closing, Finisher, messages_of
-from endstop.langgraph._history import MARK, kernel_messages, marked, unanswered
+from endstop.langgraph._history import MARK, answers, kernel_messages, marked, unanswered
 from endstop.langgraph._ledger import Ledger, MemoryLedger, Record
 from endstop.langgraph._limits import GraphEnding
 from endstop.langgraph._meter import refusal_in
@@ -43,12 +44,15 @@ _RECURSION = re.compile(r"limit of (\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a graph is bound by, how it ends, and where its records are kept: `memory` has those without other place."""
+    """What a graph is bound by, how it ends, and where its records are kept: `memory` has those without other place.
+
+    `memory` is `None` where such a record would be of no use.
+    """
 
     terms: Terms
     finisher: Finisher
     ledger: Ledger | None
-    memory: MemoryLedger
+    memory: MemoryLedger | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,8 @@ class Leg:
         thread = Thread(graph, request.config, bounds.ledger, bounds.memory)
         kept = yield from thread.load()
         run = yield from thread.carried_on(kept, request.input, bounds.terms.limits)
+        if run is None and request.input is not None and not isinstance(request.input, Command):
+            yield from _healed(thread)
         return cls(graph, bounds, request, thread, Account(bounds.terms, run=run, thread=kept), run)
 
     def __init__(
@@ -303,3 +309,11 @@ def _with_mark(update: Mapping[str, object], ending: GraphEnding) -> dict[str, o
     assert isinstance(data, dict)
     del data["text"]  # It is the message's own.
     return {**update, MESSAGES: [*said[:-1], marked(said[-1], data)]}
+
+
+def _healed(thread: Thread) -> Procedure[None]:
+    """Answer the calls that an aborted run has left open on a thread: no provider takes a history with them."""
+    messages = messages_of((yield from thread.whole_state()))
+    missing = answers(messages, "the run was broken off before this call had ended") if messages else []
+    if missing:
+        yield from thread.mend({MESSAGES: missing})

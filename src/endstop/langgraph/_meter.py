@@ -17,11 +17,12 @@ from langchain_core.outputs import ChatGeneration
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.errors import GraphBubbleUp
 
+from endstop._errors import PriceUnknown
 from endstop._limits import LOOP, TOOL_UNIT, LimitHit
 from endstop._messages import Usage
 from endstop._results import limit_reason
 from endstop.langgraph._compat import LANGCHAIN_CALLBACKS, ToolInvocationError, close_untold, node_of
-from endstop.langgraph._history import near_limits, nudge, stopped
+from endstop.langgraph._history import CUT_CALLS, near_limits, nudge, stopped, was_cut
 from endstop.langgraph._limits import NODE_UNIT, SUPER_STEPS
 from endstop.langgraph._pay import Request
 
@@ -72,10 +73,10 @@ class Refused(ToolInvocationError):
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    return not isinstance(sys.exc_info()[1], Stop | Refused)
+    return not isinstance(sys.exc_info()[1], Stop | Refused | PriceUnknown)
 
 
-# LangChain logs whatever a handler raises as an error of the handler; a refusal is none.
+# LangChain logs whatever a handler raises as an error of the handler; a refusal is none, and neither is a missing price.
 logging.getLogger(LANGCHAIN_CALLBACKS).addFilter(_is_no_refusal)
 
 
@@ -108,6 +109,7 @@ class Meter(BaseCallbackHandler):
         self.charges = 0
         self.effects: dict[str, None] = {}
         self.last_message: AIMessage | None = None
+        self._newest_asker: AIMessage | None = None
         self.note = ""
         self.results: dict[str, ToolMessage] = {}
         self.asked: dict[str, LangChainToolCall] = {}
@@ -220,6 +222,8 @@ class Meter(BaseCallbackHandler):
         if message is not None:
             if message.content:
                 self.last_message = message
+            if message.tool_calls or message.invalid_tool_calls:
+                self._newest_asker = message
             if message.tool_calls:
                 self.asked.update((call["id"] or "", call) for call in message.tool_calls)
                 if graph is not None:
@@ -338,7 +342,8 @@ class Meter(BaseCallbackHandler):
 
     def stop_at_loop(self, finding: LoopFinding) -> None:
         """End the run because it goes on in a loop."""
-        self.note = self.note or finding.reason
+        cut = self._newest_asker is not None and was_cut(self._newest_asker)
+        self.note = self.note or (f"{finding.reason}; {CUT_CALLS}" if cut else finding.reason)
         allowed = self._watch.most_repeats if self._watch is not None else finding.repeats
         self.latch(LimitHit(limit=LOOP, used=finding.repeats, allowed=allowed))
 
