@@ -59,7 +59,7 @@ overshoot: .venv/.stamp  ## show by how much each limit can be overrun
 cases: .venv/.stamp  ## run the reported symptoms, as they are today and with endstop (ARGS=--write)
 	@$(BIN)/python scripts/cases.py $(ARGS)
 
-agreement: .venv/.stamp  ## compare the audit with real runs of 40 wirings at every limit
+agreement: .venv/.stamp  ## compare the audit with real runs of 41 wirings at every limit
 	@$(BIN)/python scripts/audit_agreement.py $(ARGS)
 
 sizes: .venv/.stamp  ## print the lengths of files and functions

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent, middleware
 from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
 
 from endstop import ConfigError, LimitExceeded, PlanLimits, Price, PriceUnknown
-from endstop.langgraph import GraphEnding, GraphLimits, GraphSpent, bound
+from endstop.langgraph import BoundMiddleware, GraphEnding, GraphLimits, GraphSpent, bound
 from endstop.langgraph._meter import active_meter
 
 from .fakes import ASKED, BOTH, FINAL, FakeChat, Looker, PlainChat, asks, forever, in_order, look, says, unanswered
@@ -400,3 +401,29 @@ def test_a_graph_is_bound_once() -> None:
     """Two that share one record would overwrite each other's; as a part of another graph it is bound like any other."""
     with pytest.raises(ConfigError, match="bound already"):
         bound(bound(create_agent(forever("look"), [look]), GraphLimits()), GraphLimits())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("loops", False), ("loops", 5), ("thread_limits", 5), ("ledger", 5), ("prices", 5), ("finish", FakeChat)],
+)
+def test_what_cannot_be_used_is_told_at_once(field: str, value: Any) -> None:
+    """By its name, and not where the first run needs it."""
+    with pytest.raises(ConfigError) as caught:
+        bound(create_agent(forever("look"), [look]), PlanLimits(), **{field: value})
+    assert (caught.value.field, caught.value.value) == (field, value)
+    if field in ("loops", "thread_limits", "prices"):
+        with pytest.raises(ConfigError) as caught:
+            BoundMiddleware(PlanLimits(), **{field: value})
+        assert caught.value.field == field
+
+
+def test_what_is_set_on_a_bound_graph_holds_where_it_runs() -> None:
+    """And not in the graph that it was made of."""
+    agent = create_agent(in_order(asks("look"), says("Here.")), [look])
+    twin, thread = bound(agent, only(max_model_calls=9)), {"configurable": {"thread_id": "1"}}
+    twin.checkpointer = InMemorySaver()
+    twin.interrupt_before_nodes = ["tools"]
+    assert len(twin.invoke(ASKED, thread)["messages"]) == 2  # type: ignore[arg-type]  # a config as callers write it
+    assert twin.get_state(thread).next == ("tools",)  # type: ignore[arg-type]  # a config as callers write it
+    assert (agent.checkpointer, len(agent.invoke(ASKED)["messages"])) == (None, 4)

@@ -18,6 +18,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
 from langgraph.runtime import Runtime
 from langgraph.types import Command
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from endstop import ConfigError
@@ -356,3 +357,101 @@ def test_a_recursion_limit_below_is_told_as_that_of_the_graph_that_it_stopped() 
     builder.add_edge(START, "delegate")
     made = bound(builder.compile(), only()).invoke(ASKED)["endstop"]
     assert (made.limit, made.allowed) == ("recursion_limit", 4)
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+@pytest.mark.parametrize(
+    "said", ["Enough.", ["Enough."], [("ai", "Enough.")], [{"role": "assistant", "content": "Enough."}]]
+)
+def test_a_function_may_give_messages_in_any_form_that_langgraph_takes(said: Any, saver: Any) -> None:
+    """A bare text is the answer."""
+    agent = create_agent(forever("look"), [look], checkpointer=saver)
+    graph = bound(agent, only(max_model_calls=3), finish=lambda state: {"messages": said})
+    state = graph.invoke(ASKED, {"configurable": {"thread_id": "1"}})
+    assert (state["endstop"].rung, state["endstop"].text) == ("model_answer", "Enough.")
+    assert (state["messages"][-1].type, state["messages"][-1].text) == ("ai", "Enough.")
+
+
+def test_a_function_may_run_tools_of_its_own() -> None:
+    """Calls that are answered stay; the last message asks for none."""
+    said = [asks("look"), asks("look", text="Enough.")]
+    agent = create_agent(forever("look"), [look])
+    state = bound(agent, only(max_model_calls=3), finish=lambda state: {"messages": said}).invoke(ASKED)
+    assert unanswered(state["messages"]) == []
+    assert (state["endstop"].text, state["messages"][-1].tool_calls) == ("Enough.", [])
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (5, "finish gave no update of the state but int"),
+        (None, "finish gave no update of the state but NoneType"),
+        ([], "finish gave no update of the state but list"),
+        ({}, "finish gave no answer"),
+        ({"nowhere": 1}, "finish gave no answer"),
+        ({"messages": [asks("look")]}, "finish gave no answer"),
+        ({"messages": [5]}, "finish failed: "),
+    ],
+)
+def test_what_a_function_gives_that_is_no_end_is_said_and_done_without(made: Any, why: str, saver: Any) -> None:
+    """The next rung takes its place, and nothing is raised after all was paid."""
+    agent = create_agent(forever("look"), [look], checkpointer=saver)
+    graph = bound(agent, only(max_model_calls=3), finish=lambda state: made)
+    state = graph.invoke(ASKED, {"configurable": {"thread_id": "1"}})
+    assert state["endstop"].rung == "tool_digest"
+    assert f"; {why}" in state["endstop"].reason
+    assert unanswered(state["messages"]) == []
+
+
+class Counted(BaseModel):
+    """A state that is checked."""
+
+    name: str
+    count: int = 0
+
+
+@pytest.mark.parametrize("run", BOTH)
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+@pytest.mark.parametrize(("count", "rung"), [(7, "model_answer"), ("many", "empty")])
+def test_an_update_that_the_schema_refuses_is_done_without(run: Run, saver: Any, count: Any, rung: str) -> None:
+    """LangGraph would raise where it reads the state, when it is stored already."""
+    builder = StateGraph(Counted)
+    builder.add_node("count", lambda state: {"count": state.count + 1})
+    builder.add_edge(START, "count")
+    builder.add_conditional_edges("count", lambda state: "count", ["count", END])
+    graph = bound(
+        builder.compile(checkpointer=saver), only(max_super_steps=3), loops=None, finish=lambda s: {"count": count}
+    )
+    state = run(graph, {"name": "x"}, {"configurable": {"thread_id": f"{run} {count}"}})
+    assert (state["count"], state["endstop"].rung) == (7 if count == 7 else 3, rung)
+    assert ("finish failed" in state["endstop"].reason) == (count != 7)
+
+
+def test_the_model_node_of_an_agent_ends_it_where_it_gives_a_text() -> None:
+    """What it asks for is left undone."""
+    made = bound(
+        create_agent(forever("look", text="Not yet found."), [look]), only(max_super_steps=3), finish="model"
+    ).invoke(ASKED)["endstop"]
+    assert (made.rung, made.text) == ("model_answer", "Not yet found.")
+    silent = bound(create_agent(forever("look"), [look]), only(max_super_steps=3), finish="model").invoke(ASKED)
+    assert "finish gave no answer" in silent["endstop"].reason
+
+
+def test_a_final_answer_that_is_interrupted_is_charged() -> None:
+    """It was sent: whoever goes on does not send another one."""
+
+    class Interrupted(FakeChat):
+        def _answer(self, messages: list[BaseMessage], tools: tuple[str, ...]) -> Any:
+            made = super()._answer(messages, tools)
+            if not tools:
+                raise KeyboardInterrupt
+            return made
+
+    chat = Interrupted(rule=lambda messages: asks("look"))
+    graph = bound(create_agent(chat, [look], checkpointer=InMemorySaver()), only(max_model_calls=3))
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    with pytest.raises(KeyboardInterrupt):
+        graph.invoke(ASKED, thread)
+    made = graph.invoke(None, thread)["endstop"]
+    assert (chat.requests, made.spent.model_calls, made.spent.unmeasured) == (3, 3, 1)

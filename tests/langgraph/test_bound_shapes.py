@@ -366,3 +366,9 @@ def test_loops_alone_are_bounds_too() -> None:
     nothing = GraphLimits(max_model_rounds=None, max_depth=None)
     chat = forever(("look", {"place": "the mat"}))
     assert bound(create_agent(chat, [look]), nothing, loops=LoopPolicy()).invoke(ASKED)["endstop"].stop_reason == "loop"
+
+
+def test_a_stream_without_modes_gives_nothing() -> None:
+    """As the graph does."""
+    assert list(agent().stream(ASKED, stream_mode=[])) == []
+    assert list(cut().stream(ASKED, stream_mode=[])) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -467,6 +468,18 @@ def test_a_command_to_a_thread_that_was_cut_starts_a_new_run() -> None:
     assert (state["endstop"].spent.model_calls, chat.requests) == (3, 6)
 
 
+def test_a_late_answer_to_a_thread_that_was_cut_is_refused() -> None:
+    """Nothing waits for it: it must not pass for a run that has completed, nor spoil going on."""
+    config, chat = thread(), forever("look")
+    agent = create_agent(chat, [look], checkpointer=InMemorySaver())
+    graph = bound(agent, only(max_model_calls=3))
+    graph.invoke(ASKED, config)
+    with pytest.raises(ResumeError, match="waits for no answer: go on with it by an input of None") as refused:
+        graph.invoke(Command(resume="yes"), config)
+    assert (refused.value.limit, chat.requests) == ("max_model_calls", 3)
+    assert bound(agent, only(max_model_calls=5)).invoke(None, config)["endstop"].used == 5
+
+
 def test_a_finished_thread_is_given_back_without_a_run() -> None:
     """As the graph itself does."""
     config, chat = thread(), in_order(says("Here."))
@@ -516,3 +529,27 @@ def test_parallel_writes_that_the_graph_would_refuse_lose_nothing_else() -> None
     state = bound(builder.compile(), only(max_model_calls=0)).invoke(ASKED)
     assert state["note"] in ("note 0", "note 1")
     assert state["endstop"].limit == "max_model_calls"
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+def test_runs_at_once_on_a_thread_share_its_limits(saver: Any) -> None:
+    """Each has its own limits beside; afterwards the count is what all have spent."""
+    chat = forever("look")
+    chat.latency_seconds = 0.01
+    agent = create_agent(chat, [look], checkpointer=saver)
+    graph = bound(agent, only(max_model_calls=5), thread_limits=only(max_model_calls=10))
+    config: Any = {"configurable": {"thread_id": "at once"}}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: graph.invoke(ASKED, config), range(8)))
+    assert chat.requests == 10
+    assert graph.invoke(ASKED, config)["endstop"].used == 10
+    assert chat.requests == 10
+
+
+def test_nothing_is_remembered_of_a_thread_that_cannot_be_gone_on_with() -> None:
+    """Without a checkpointer and without limits of the thread there is no use for it."""
+    for limits, remembers in ((None, False), (only(max_model_calls=9), True)):
+        graph: Any = bound(create_agent(forever("look"), [look]), only(max_model_calls=2), thread_limits=limits)
+        graph.invoke(ASKED, thread())
+        assert (graph.endstop[1].memory is not None) is remembers
+        assert graph.endstop[1].threads._open == {}

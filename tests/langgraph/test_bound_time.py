@@ -12,11 +12,12 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from endstop.langgraph import GraphLimits, bound
 
-from .fakes import ASKED, FINAL, Looker, forever, in_order, look, says, unanswered
+from .fakes import ASKED, BOTH, FINAL, FakeChat, Looker, PlainChat, asks, forever, in_order, look, says, unanswered
 
 
 def only(**limits: Any) -> GraphLimits:
@@ -142,3 +143,57 @@ async def test_a_run_in_its_time_is_completed() -> None:
     )
     assert "endstop" not in await graph.ainvoke(ASKED)
     assert "endstop" not in graph.invoke(ASKED)
+
+
+async def test_a_final_answer_that_is_cancelled_is_charged() -> None:
+    """It was sent: whoever goes on does not send another one."""
+
+    class Slow(FakeChat):
+        async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            made = await super()._agenerate(messages, stop, run_manager, **kwargs)
+            if not kwargs.get("tools"):
+                answering.set()
+                await asyncio.sleep(60)
+            return made
+
+    answering = asyncio.Event()
+    chat = Slow(rule=lambda messages: asks("look"))
+    graph = bound(create_agent(chat, [look], checkpointer=InMemorySaver()), only(max_model_calls=3))
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    running = asyncio.ensure_future(graph.ainvoke(ASKED, thread))
+    await answering.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    made = (await graph.ainvoke(None, thread))["endstop"]
+    assert (chat.requests, made.spent.model_calls, made.spent.unmeasured) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("run", BOTH)
+def test_no_final_answer_is_asked_for_when_no_time_is_left(run: Any) -> None:
+    """Nothing is sent at all."""
+    chat = forever("look")
+    made = run(bound(create_agent(chat, [look]), only(max_seconds=0)))["endstop"]
+    assert (chat.requests, made.limit, made.rung) == (0, "max_seconds", "empty")
+    assert "no time is left for a final answer" in made.reason
+
+
+@pytest.mark.parametrize("run", BOTH)
+def test_a_function_that_ends_a_run_has_the_time_that_was_kept_for_it(run: Any) -> None:
+    """A model that it calls is not refused for the time that ended the run."""
+    small = PlainChat(rule=lambda messages: says("Briefly: no."))
+    agent = create_agent(forever("look"), [Looker(seconds=0.3).tool])
+    limits = only(max_seconds=10.5, answer_seconds=10)
+    state = run(bound(agent, limits, finish=lambda state: {"messages": [small.invoke("Now?")]}))
+    assert (state["endstop"].limit, state["endstop"].text) == ("max_seconds", "Briefly: no.")
+
+
+async def test_a_function_that_takes_too_long_is_done_without() -> None:
+    """It is cancelled as the final answer would be."""
+
+    async def finish(state: Any) -> Any:
+        await asyncio.sleep(60)
+
+    limits = only(max_seconds=0.8, answer_seconds=0.4)
+    state = await bound(create_agent(forever("look"), [Looker(seconds=0.3).tool]), limits, finish=finish).ainvoke(ASKED)
+    assert "finish did not come to its end in time" in state["endstop"].reason

@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from endstop import LoopPolicy, Price
+from endstop import LoopPolicy, Price, PriceUnknown
 from endstop._budget import Budget
 from endstop._limits import LimitHit
 from endstop._loops import LoopDetector
@@ -68,6 +68,8 @@ def test_a_refusal_is_not_logged_as_an_error_of_a_handler(caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING):
         bound(create_agent(forever("look"), [look]), only(max_model_calls=2)).invoke(ASKED)
+        with pytest.raises(PriceUnknown):
+            bound(create_agent(forever("look"), [look]), only(max_cost=1)).invoke(ASKED)
         assert not caplog.records
         bound(create_agent(in_order(says(".")), [look]), only()).invoke(ASKED, {"callbacks": [Failing()]})
     assert "a broken handler" in caplog.text

@@ -47,11 +47,13 @@ from langgraph.prebuilt import tool_node as langgraph_tools
 from langgraph.pregel import Pregel, _algo
 from langgraph.pregel._loop import PregelLoop
 from langgraph.runtime import Runtime
+from langgraph.types import Command
+from pydantic import BaseModel, ValidationError
 
 from endstop.langgraph._reach import reachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import TypeGuard
 
     from langchain_core.messages import BaseMessage
@@ -443,6 +445,37 @@ def channels_of(graph: AnyPregel) -> Mapping[str, object]:
 def is_update(found: object) -> TypeGuard[Mapping[str, object]]:
     """Whether what a node gave is an update of the state, by its keys."""
     return isinstance(found, Mapping)
+
+
+def update_in(made: object) -> Mapping[str, object] | None:
+    """The update of the state in what a node gave, its commands included; `None` where it gave none."""
+    given: Any = made
+    several: list[Any] = given if isinstance(made, list) and made else [given]
+    updates: list[object] = [one.update if isinstance(one, Command) else one for one in several]
+    found = [update for update in updates if is_update(update)]
+    return {key: value for update in found for key, value in update.items()} if len(found) == len(updates) else None
+
+
+def state_keys(graph: AnyPregel) -> Collection[str]:
+    """The keys of the state of a graph."""
+    of_state = isinstance(graph, CompiledStateGraph)
+    keys: Collection[str] = _loose(graph).builder.channels if of_state else _loose(graph).channels
+    return keys
+
+
+def check_update(graph: AnyPregel, state: Mapping[str, object], update: Mapping[str, object]) -> None:
+    """Make sure that the graph takes an update: raises what its reducers raise, and what its schema does.
+
+    A state that its callers see a part of only may lack what the schema asks for: that is not the update's fault.
+    """
+    after = merged(graph, state, [update])
+    schema: object = _loose(graph).builder.state_schema if isinstance(graph, CompiledStateGraph) else None
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        try:
+            schema(**after)
+        except ValidationError as error:
+            if any(not found["loc"] or found["loc"][0] in update for found in error.errors()):
+                raise
 
 
 def _loose(found: object) -> Any:

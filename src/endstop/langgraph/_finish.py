@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
 from langchain_core.runnables import Runnable
-from langgraph.types import Command
 
 from endstop._errors import ConfigError
 from endstop._limits import LimitHit
@@ -39,6 +38,7 @@ MESSAGES = "messages"
 """The key of the state under which a graph of messages has them."""
 
 
+_NOT_ANSWERED = "the run has ended"
 _FOUND_BESIDE = "Work that could not be finished had found:"
 
 
@@ -91,7 +91,7 @@ def finisher_of(graph: _compat.AnyPregel, finish: Finish | None) -> Finisher:
         if node is None:
             raise ConfigError("finish", finish, "use the name of one of the graph's nodes")
         return Finisher(node=node, pays=_compat.calls_model(node))
-    if callable(finish):
+    if callable(finish) and not isinstance(finish, type):
         return Finisher(function=finish, pays=_compat.calls_model(finish))
     if finish is not None:
         raise ConfigError("finish", finish, "use a function of the state, the name of a node, or a chat model")
@@ -139,11 +139,11 @@ class Closer:
         added: list[BaseMessage] = list(answers(messages, why, meter.known_results(messages, why))) if messages else []
         note = ""
         if ask:
-            made = yield from self._made(state, messages, why)
+            made = yield from self._made(state, messages, added, why)
             if isinstance(made, AIMessage):
                 return _closing([*added, made], "model_answer", str(made.text))
-            if not isinstance(made, str):
-                return _made_by_caller(made, added, has_messages=messages is not None)
+            if isinstance(made, Closing):
+                return made
             note = made
         rung, text = best_text(kernel_messages([*own, *added, *meter.found_beside(messages or [])]))
         if rung == "empty" and meter.last_message is not None:
@@ -156,9 +156,9 @@ class Closer:
         return _closing([*added, AIMessage(text or f"There is no answer: {why}.")], rung, text, note)
 
     def _made(
-        self, state: State, messages: list[BaseMessage] | None, why: str
-    ) -> Procedure[Mapping[str, object] | AIMessage | str]:
-        """What the finisher makes: an update of the state, or the final answer; or why there is neither."""
+        self, state: State, messages: list[BaseMessage] | None, added: Sequence[BaseMessage], why: str
+    ) -> Procedure[Closing | AIMessage | str]:
+        """What the finisher makes: an end of its own, or the final answer; or why there is neither."""
         finisher = self._finisher
         if finisher.model is not None:
             return (yield from self._answer(finisher.model, messages, why)) if messages else ""
@@ -176,12 +176,37 @@ class Closer:
         else:
             assert finisher.function is not None
             action = UserCall("finish", finisher.function, given)
+        meter = self._account.another_meter()
         try:
-            made = yield Metered(action, self._account.another_meter())
+            made = yield InTime(Metered(action, meter), self._account.answer_seconds_left)
+            return self._made_by_caller(made, state, messages, added)
+        except OutOfTime:
+            return "finish did not come to its end in time"
         except Exception as error:
             return f"finish failed: {error}"
-        update: object = made.update if isinstance(made, Command) else made
-        return update if _compat.is_update(update) else ""
+        finally:
+            meter.settle_open()
+
+    def _made_by_caller(
+        self, made: object, state: State, messages: list[BaseMessage] | None, added: Sequence[BaseMessage]
+    ) -> Closing | str:
+        """What the caller's own ending made, with the open calls answered before it; or why that is no end.
+
+        Raises whatever the graph's reducers and the schema of its state raise at it.
+        """
+        given = _compat.update_in(made)
+        if given is None:
+            return f"finish gave no update of the state but {type(made).__name__}"
+        known = _compat.state_keys(self._graph)
+        update = {key: value for key, value in given.items() if key in known}
+        said = _said(update.pop(MESSAGES, [])) if messages is not None else _answers_in(update.get(MESSAGES))
+        text = next((str(message.text) for message in reversed(said) if isinstance(message, AIMessage)), "")
+        if not update and not text.strip():
+            return "finish gave no answer"
+        if messages is not None:
+            update |= _closing([*added, *said], "model_answer", text).update
+        _compat.check_update(self._graph, state, update)
+        return Closing(update=update, rung="model_answer", text=text)
 
     def _answer(self, model: BaseChatModel, messages: Sequence[BaseMessage], why: str) -> Procedure[AIMessage | str]:
         """The final answer, or why there is none."""
@@ -190,25 +215,30 @@ class Closer:
         found = tool_digest(kernel_messages(meter.found_beside(messages)))
         beside = [HumanMessage(f"{_FOUND_BESIDE}\n{found}")] if found else []
         asked = [*system, *repaired(messages, why, meter.known_results(messages, why)), *beside, final_notice()]
+        seconds = self._account.answer_seconds_left
+        if seconds is not None and seconds <= 0:
+            return "no time is left for a final answer"
         payment = purse.hold_final(Request(messages=asked, model=model_name(model)))
         if isinstance(payment, LimitHit):
             return ""
         asking = capped(model, purse.cap(payment))
         action = Metered(Call(asking.invoke, asking.ainvoke, asked, self._config), None)
         try:
-            answer = yield InTime(action, self._account.answer_seconds_left)
+            answer = yield InTime(action, seconds)
         except OutOfTime:
             purse.settle(payment, None)
             return "the final answer did not come in time"
         except Exception as error:
             purse.settle_refused(payment)
             return f"the final answer failed: {error}"
+        except BaseException:  # It was cancelled from outside, and what was sent is billed.
+            purse.settle(payment, None)
+            raise
         assert isinstance(answer, AIMessage)
         purse.settle(payment, usage_of(answer))
         if not answer.text.strip():
             return "the final answer was empty"
-        # What still asks for tools is an answer none the less, and nothing will answer the calls.
-        return answer.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})
+        return _without_calls(answer)
 
 
 def messages_of(state: State) -> list[BaseMessage] | None:
@@ -227,13 +257,25 @@ def _closing(added: list[BaseMessage], rung: Rung, text: str, note: str = "") ->
     return Closing(update={MESSAGES: named}, rung=rung, text=text, note=note)
 
 
-def _made_by_caller(update: Mapping[str, object], added: list[BaseMessage], *, has_messages: bool) -> Closing:
-    """What the caller's own ending made, with the open calls answered before it."""
-    given = update.get(MESSAGES)
-    said = cast("Sequence[object]", given) if isinstance(given, list | tuple) else [given]  # checked next
-    messages = [message for message in said if isinstance(message, BaseMessage)]
-    text = next((str(message.text) for message in reversed(messages) if isinstance(message, AIMessage)), "")
-    if not has_messages:
-        return Closing(update=dict(update), rung="model_answer", text=text)
-    closing = _closing([*added, *messages], "model_answer", text)
-    return Closing(update={**update, **closing.update}, rung="model_answer", text=text)
+def _said(given: object) -> list[BaseMessage]:
+    """The messages that the caller's own ending gave, in any form that LangGraph takes; a bare text is an answer.
+
+    Raises:
+        ValueError: something among them is no message.
+    """
+    said = cast("list[object]", given) if isinstance(given, list) else [given]  # checked next
+    forms: list[Any] = [AIMessage(one) if isinstance(one, str) else one for one in said]
+    messages = convert_to_messages(forms)
+    if messages and isinstance(newest := messages[-1], AIMessage):
+        messages[-1] = _without_calls(newest)
+    return repaired(messages, _NOT_ANSWERED)
+
+
+def _answers_in(given: object) -> list[BaseMessage]:
+    """The messages in what may be anything."""
+    return [given] if isinstance(given, BaseMessage) else messages_of({MESSAGES: given}) or []
+
+
+def _without_calls(answer: AIMessage) -> AIMessage:
+    """What still asks for tools is an answer none the less, and nothing will answer the calls."""
+    return answer.model_copy(update={"tool_calls": [], "invalid_tool_calls": []})

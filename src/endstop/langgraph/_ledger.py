@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from langgraph.checkpoint.base import empty_checkpoint
 
+from endstop._errors import ConfigError
 from endstop._limits import LimitHit
 from endstop._loops import LoopState
 from endstop._state import from_json, to_json
@@ -65,7 +66,7 @@ class Record:
 
 
 class MemoryLedger:
-    """Keeps records in this process. One object may serve any number of graphs."""
+    """Keeps records in this process, one of each thread for as long as it lives. It may serve any number of graphs."""
 
     def __init__(self) -> None:
         self._documents: dict[str, str] = {}
@@ -77,6 +78,17 @@ class MemoryLedger:
     def save(self, key: str, document: str) -> None:
         """Keep the document in place of the one before."""
         self._documents[key] = document
+
+
+def check_ledger(ledger: object) -> None:
+    """Check a place of the caller's own; callers are not all type-checked.
+
+    Raises:
+        ConfigError: it has no `load` and `save`.
+    """
+    methods = (getattr(ledger, "load", None), getattr(ledger, "save", None))
+    if ledger is not None and (isinstance(ledger, type) or not all(map(callable, methods))):
+        raise ConfigError("ledger", ledger, "use an object with the methods `load(key)` and `save(key, document)`")
 
 
 class Place(Protocol):
@@ -92,11 +104,11 @@ class Place(Protocol):
 
 
 def place_of(
-    graph: _compat.AnyPregel, config: Mapping[str, Any], ledger: Ledger | None, memory: MemoryLedger
+    graph: _compat.AnyPregel, config: Mapping[str, Any], ledger: Ledger | None, memory: MemoryLedger | None
 ) -> Place | None:
-    """Where the record of this run is kept; `None` where it has no thread and cannot be continued.
+    """Where the record of this run is kept; `None` where nothing could go on from it.
 
-    That is the ledger given, else the graph's checkpointer, else its store, else this process.
+    That is the ledger given, else the graph's checkpointer, else its store, else `memory`.
     """
     thread, namespace = _compat.thread_of(config)
     if thread is None:
@@ -107,7 +119,8 @@ def place_of(
     key = f"{thread}/{namespace}" if namespace else thread
     if ledger is None and graph.store is not None:
         return _InStore(graph.store, key)
-    return _InLedger(ledger or memory, key)
+    kept = ledger if ledger is not None else memory
+    return _InLedger(kept, key) if kept is not None else None
 
 
 def read_record(document: object) -> Record | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -20,7 +20,7 @@ from endstop._results import AgentResult, limit_reason
 from endstop._state import RunState, as_data
 from endstop._steps import stop_reason_at
 from endstop.langgraph import _compat
-from endstop.langgraph._account import Account, Terms
+from endstop.langgraph._account import Account, Terms, ThreadBudgets
 from endstop.langgraph._finish import MESSAGES, Closer, Closing, Finisher, messages_of
 from endstop.langgraph._history import MARK, answers, kernel_messages, marked, unanswered
 from endstop.langgraph._ledger import Ledger, MemoryLedger, Record
@@ -53,6 +53,7 @@ class Bounds:
     finisher: Finisher
     ledger: Ledger | None
     memory: MemoryLedger | None
+    threads: ThreadBudgets = field(default_factory=ThreadBudgets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +80,17 @@ class Leg:
             ResumeError: that run was cut, and the limit that ended it is no higher now.
         """
         thread = Thread(graph, request.config, bounds.ledger, bounds.memory)
-        kept = yield from thread.load()
-        run = yield from thread.carried_on(kept, request.input, bounds.terms.limits)
-        if run is None and request.input is not None and not isinstance(request.input, Command):
-            yield from _healed(thread)
-        return cls(graph, bounds, request, thread, Account(bounds.terms, run=run, thread=kept), run)
+        bounds.threads.enter(thread.key)
+        try:
+            kept = yield from thread.load()
+            run = yield from thread.carried_on(kept, request.input, bounds.terms.limits)
+            if run is None and request.input is not None and not isinstance(request.input, Command):
+                yield from _healed(thread)
+            account = Account(bounds.terms, bounds.threads, thread.key, run=run, thread=kept)
+            return cls(graph, bounds, request, thread, account, run)
+        except BaseException:
+            bounds.threads.leave(thread.key)
+            raise
 
     def __init__(
         self,
@@ -99,6 +106,7 @@ class Leg:
         self._limits = bounds.terms.limits
         self._asks = bounds.terms.asks
         self._thread = thread
+        self._threads = bounds.threads
         self._account = account
         self.meter = account.meter
         self._wire = Wire(graph, request.config, request.options)
@@ -209,9 +217,13 @@ class Leg:
             record = replace(record, loops=watch.state, observed=watch.observed, node_loops=self._nodes.state)
         yield from self._thread.save(record)
 
-    def close(self) -> None:
-        """The leg is over, however it ended."""
-        self._account.close()
+    def close(self) -> Procedure[None]:
+        """The leg is over, however it ended: keep what it has spent."""
+        try:
+            self._account.close()
+            yield from self.keep()
+        finally:
+            self._threads.leave(self._thread.key)
 
     def _is_own(self, hit: LimitHit) -> bool:
         """Whether a limit is one of this run: one of a run above may be another one next time."""

@@ -28,6 +28,8 @@ class GraphLimits(PlanLimits):
     run at once are one. `node_limits` bounds how often a node is started, by its name, wherever a node
     of that name stands. Both are counted before the node runs, so that neither is overrun.
 
+    Nothing is limited that is not set: a graph has no default of model rounds, as an agent of the kernel has.
+
     A *model round* of a graph is a super-step in which a model is called; what is one tool execution,
     one model call or one token is as in `PlanLimits`.
 
@@ -35,6 +37,7 @@ class GraphLimits(PlanLimits):
         ConfigError: a value is negative, not a number (`bool` included), or not one of the choices.
     """
 
+    max_model_rounds: int | None = None
     max_super_steps: int | None = None
     node_limits: Mapping[str, int] = field(default_factory=dict[str, int])
 

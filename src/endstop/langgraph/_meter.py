@@ -76,7 +76,7 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
     return not isinstance(sys.exc_info()[1], Stop | Refused | PriceUnknown)
 
 
-# LangChain logs whatever a handler raises as an error of the handler; a refusal is none, and neither is a missing price.
+# LangChain logs whatever a handler raises as an error of the handler; a refusal is none, nor is a missing price.
 logging.getLogger(LANGCHAIN_CALLBACKS).addFilter(_is_no_refusal)
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 FIRST_OUTPUT_TOKENS = 1_024
 """What a graph's model is taken to write before it has answered once; afterwards it is the longest answer so far."""
 
-_UNLIMITED = ("tokens", "output_tokens", "cost")
+_UNITS = ("tokens", "output_tokens", "cost")
+_ROUND: dict[str, Number] = {"model_rounds": 1, "model_calls": 1}
+_CALL: dict[str, Number] = {"model_calls": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class GraphPurse:
 
     def __init__(self, budget: Budget, limits: PlanLimits, *, prices: Prices | None, keeps_reserve: bool) -> None:
         self._budget = budget
-        self._limited = any(left is not None for left in budget.left(*_UNLIMITED))
+        self._limited = any(left is not None for left in budget.left(*_UNITS))
         self._prices = prices
         self._known: dict[str, Pricing | None] = {}
         self._longest_output = 0
@@ -137,8 +139,8 @@ class GraphPurse:
     def _hold_with_reserve(
         self, ordinary: dict[str, Number], size: int, price: Pricing | None, *, for_answer: bool
     ) -> Hold | LimitHit:
-        if self._reserve is not None and not for_answer:
-            return self._budget.reserve(ordinary)
+        if self._reserve is not None and not (for_answer and self._limited):
+            return self._budget.reserve(ordinary)  # The reserve is as large as it must be.
         final = self._amounts(size, self._answer_tokens, price, 1)
         both = {unit: final.get(unit, 0) + ordinary.get(unit, 0) for unit in {**final, **ordinary}}
         hold = self._budget.exchange(self._reserve, both)
@@ -151,11 +153,11 @@ class GraphPurse:
 
     def _amounts(self, size: int, output: int, price: Pricing | None, rounds: int) -> dict[str, Number]:
         """The amounts of a call; tokens are held only where something limits them."""
-        amounts: dict[str, Number] = {"model_rounds": 1, "model_calls": 1} if rounds else {"model_calls": 1}
-        if self._limited:
-            amounts |= {"tokens": size + output, "output_tokens": output}
-            if price is not None:
-                amounts["cost"] = price.cost(Usage(input_tokens=size, output_tokens=output))
+        if not self._limited:
+            return _ROUND if rounds else _CALL
+        amounts: dict[str, Number] = {"tokens": size + output, "output_tokens": output, **(_ROUND if rounds else _CALL)}
+        if price is not None:
+            amounts["cost"] = price.cost(Usage(input_tokens=size, output_tokens=output))
         return amounts
 
     def _output_tokens(self, request: Request, size: int, price: Pricing | None) -> int:
@@ -170,7 +172,7 @@ class GraphPurse:
 
     def _room(self, size: int, price: Pricing | None, free: Amounts) -> int | None:
         """The output tokens that every limit has room for, the amounts in `free` counted as free; `None`: no limit."""
-        tokens, output, cost = self._budget.left(*_UNLIMITED)
+        tokens, output, cost = self._budget.left(*_UNITS)
         rooms: list[Number] = []
         if tokens is not None:
             rooms.append(tokens + free.get("tokens", 0) - size)
@@ -226,4 +228,4 @@ def _message_tokens(message: BaseMessage) -> int:
 
 
 def _calls(hold: Hold) -> dict[str, Number]:
-    return {unit: hold.amounts[unit] for unit in ("model_rounds", "model_calls") if unit in hold.amounts}
+    return _ROUND if "model_rounds" in hold.amounts else _CALL

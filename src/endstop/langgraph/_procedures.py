@@ -100,6 +100,11 @@ class Alarm:
         if seconds is not None:
             self._handle = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._ring)
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the time matters."""
+        return self._handle is not None
+
     async def before(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work gives before the time is up.
 
@@ -167,7 +172,7 @@ def perform(procedure: Procedure[T]) -> T:
         while True:
             try:
                 result = action.perform()
-            except Exception as error:
+            except BaseException as error:  # A cancellation too: what it cuts off has been sent, and must be charged.
                 action = procedure.throw(error)
             else:
                 action = procedure.send(result)
@@ -183,7 +188,7 @@ async def aperform(procedure: Procedure[T]) -> T:
         while True:
             try:
                 result = await action.aperform()
-            except Exception as error:
+            except BaseException as error:  # A cancellation too: what it cuts off has been sent, and must be charged.
                 action = procedure.throw(error)
             else:
                 action = procedure.send(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from langgraph.constants import END
 from langgraph.types import Command, StateUpdate
@@ -32,7 +33,11 @@ class Thread:
     """The thread that a run is on, where it is on one."""
 
     def __init__(
-        self, graph: _compat.AnyPregel, config: RunnableConfig | None, ledger: Ledger | None, memory: MemoryLedger
+        self,
+        graph: _compat.AnyPregel,
+        config: RunnableConfig | None,
+        ledger: Ledger | None,
+        memory: MemoryLedger | None,
     ) -> None:
         self._graph = graph
         whole = _compat.whole_config(graph, config)
@@ -44,6 +49,9 @@ class Thread:
         self._owns = self._place is not None and saver is not None and not self._is_nested
         self._saver = saver
         self._config = _compat.thread_config(whole)
+        name, namespace = _compat.thread_of(whole)
+        # What is on no thread shares nothing with anything.
+        self.key = f"{name}/{namespace}" if name is not None else str(uuid4())
 
     @property
     def is_kept(self) -> bool:
@@ -64,7 +72,8 @@ class Thread:
         """The run that this input goes on with; `None` where it starts a new one. One that was cut is taken back.
 
         Raises:
-            ResumeError: that run was cut, and the limit that ended it is no higher now.
+            ResumeError: that run was cut, and the limit that ended it is no higher now; or it is answered, and asked
+                nothing.
         """
         if record is None:
             return None
@@ -73,8 +82,11 @@ class Thread:
         if graph_input is not None and not isinstance(graph_input, Command):
             return None
         if record.status == "cut":
-            if graph_input is not None:
-                return None
+            if isinstance(graph_input, Command):
+                if graph_input.resume is None:
+                    return None
+                text = "the run on this thread was cut and waits for no answer: go on with it by an input of None"
+                raise ResumeError(text, limit=record.hit.limit if record.hit is not None else None)
             _check_higher(record, limits)
             if record.stopped_at is not None:
                 yield from self.rewind(record.stopped_at)

@@ -27,7 +27,8 @@ class Wire:
     """Reads the chunks of a graph that streams `values` and `updates` beside what its caller asked for (`modes`)."""
 
     def __init__(self, graph: _compat.AnyPregel, config: RunnableConfig | None, options: Mapping[str, Any]) -> None:
-        asked = options.get("stream_mode") or _compat.default_stream_mode(graph, config)
+        given = options.get("stream_mode")
+        asked = given if given is not None else _compat.default_stream_mode(graph, config)
         self._asked = [asked] if isinstance(asked, str) else list(asked)
         self._bare = isinstance(asked, str)
         self._subgraphs = bool(options.get("subgraphs"))

@@ -11,10 +11,10 @@ import anyio
 from endstop._errors import ConfigError
 from endstop._limits import checked_limits
 from endstop._loops import LoopDetector, LoopPolicy
-from endstop.langgraph._account import Terms
+from endstop.langgraph._account import Terms, check_terms
 from endstop.langgraph._compat import is_graph
 from endstop.langgraph._finish import finisher_of
-from endstop.langgraph._ledger import MemoryLedger
+from endstop.langgraph._ledger import MemoryLedger, check_ledger
 from endstop.langgraph._leg import Bounds, Leg, Request
 from endstop.langgraph._meter import metered
 from endstop.langgraph._procedures import Alarm, aperform, perform
@@ -51,11 +51,12 @@ def bound(
     answered, and the last message is the answer that the run ends with.
 
     `limits` are of one run: from a new input to its end, all resumes included. `thread_limits` are of all runs of a
-    thread together. What was spent is kept in `ledger`, by default beside the thread: in the graph's checkpointer,
-    else its store, else in memory. `finish` makes the final answer: a function from the state to an update of it
-    (which may be async where the graph is), the name of a node, or a chat model; by default the chat model of the
-    graph's own agent is asked without tools. `loops` says what counts as a loop (`None`: nothing does). `prices` are
-    as for an `Agent`. With no limit and no detector the graph itself is returned.
+    thread together, those at once in this process included. What was spent is kept in `ledger`, by default beside
+    the thread: in the graph's checkpointer, else its store, else (with `thread_limits`) in memory. `finish` makes
+    the final answer: a function from the state to an update of it (which may be async where the graph is), the name
+    of a node, or a chat model; by default the chat model of the graph's own agent is asked without tools. `loops`
+    says what counts as a loop (`None`: nothing does). `prices` are as for an `Agent`. With no limit and no detector
+    the graph itself is returned.
 
     Raises:
         ConfigError: it is no compiled graph, or is bound already, or a value cannot be used.
@@ -70,6 +71,8 @@ def bound(
     if isinstance(graph, _Bound):
         raise ConfigError("graph", graph.get_name(), "it is bound already: bind the graph that it was made of")
     checked_limits(limits)
+    check_terms(thread_limits=thread_limits, loops=loops, prices=prices)
+    check_ledger(ledger)
     if loops is None and thread_limits is None and not _limits_anything(limits):
         return graph
     made = finisher_of(graph, finish)
@@ -82,7 +85,9 @@ def bound(
         asks=asks and made.asks,
         pays=asks and made.pays,
     )
-    return _bind(graph, Bounds(terms=terms, finisher=made, ledger=ledger, memory=MemoryLedger()))
+    # Without a checkpointer no run goes on: there is something to remember of a thread only where it has limits.
+    memory = MemoryLedger() if thread_limits is not None else None
+    return _bind(graph, Bounds(terms=terms, finisher=made, ledger=ledger, memory=memory))
 
 
 def _limits_anything(limits: PlanLimits) -> bool:
@@ -91,8 +96,14 @@ def _limits_anything(limits: PlanLimits) -> bool:
 
 
 def _bind(graph: GraphT, bounds: Bounds) -> GraphT:
-    twin: GraphT = object.__new__(_bound_class(type(graph)))
-    vars(twin).update(vars(graph), endstop=(graph, bounds))
+    kind: type[GraphT] = _bound_class(type(graph))
+    return _twin(graph, kind, endstop=(graph, bounds))
+
+
+def _twin(graph: GraphT, kind: type[GraphT], **more: object) -> GraphT:
+    """A graph of this class with everything that the graph has."""
+    twin = object.__new__(kind)
+    vars(twin).update(vars(graph), **more)
     return twin
 
 
@@ -130,8 +141,7 @@ class _Bound:
             yield from perform(leg.end())
             perform(leg.report())
         finally:
-            leg.close()
-            perform(leg.keep())
+            perform(leg.close())
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         graph, bounds = self.endstop
@@ -142,7 +152,7 @@ class _Bound:
             while True:
                 try:
                     with metered(leg.meter):
-                        chunk = await alarm.before(anext(chunks))
+                        chunk = await (alarm.before(anext(chunks)) if alarm.is_set else anext(chunks))
                 except StopAsyncIteration:
                     break
                 except Exception as error:
@@ -160,8 +170,15 @@ class _Bound:
             alarm.stop()
             with anyio.CancelScope(shield=True):
                 await chunks.aclose()
-                leg.close()
-                await aperform(leg.keep())
+                await aperform(leg.close())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set it where the graph runs as well: in a copy, since the graph itself is not ours to change."""
+        graph, bounds = self.endstop
+        of_graph: Any = graph  # whatever its type parameters are
+        runs = _twin(of_graph, of_graph.__class__)
+        setattr(runs, name, value)
+        vars(self).update({name: value, "endstop": (runs, bounds)})
 
     def copy(self, update: dict[str, Any] | None = None) -> Any:
         graph, bounds = self.endstop

@@ -18,6 +18,7 @@ from langgraph.config import get_config
 from endstop._errors import ConfigError
 from endstop._limits import checked_limits
 from endstop._loops import LoopDetector, LoopPolicy
+from endstop.langgraph._account import check_terms
 from endstop.langgraph._agent_run import Bounds, LiveRuns, begins_run, new_record
 from endstop.langgraph._agent_visits import AnyRequest, AnyResponse, ModelVisit, ToolVisit
 from endstop.langgraph._channels import ENDING, LEG, RECORD, BoundState, RunRecord, head_of
@@ -59,7 +60,7 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
     Put it first in the list: then what other middleware makes of an answer is inside it.
 
     Raises:
-        ConfigError: the limits are no `PlanLimits`, or bound what only `bound` can count.
+        ConfigError: a value is of another kind, or the limits bound what only `bound` can count.
     """
 
     state_schema = BoundState
@@ -74,10 +75,11 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
     ) -> None:
         super().__init__()
         self.tools = []
+        check_terms(thread_limits=thread_limits, loops=loops, prices=prices)
         detector = LoopDetector(policy=loops) if loops is not None else None
         self._bounds = Bounds(
-            limits=_supported(limits),
-            thread_limits=_supported(thread_limits) if thread_limits is not None else None,
+            limits=_supported("limits", limits),
+            thread_limits=_supported("thread_limits", thread_limits) if thread_limits is not None else None,
             loops=detector,
             prices=prices,
         )
@@ -154,11 +156,11 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
         return self._live.make(place, record, self._bounds, above, tools=tools)
 
 
-def _supported(limits: PlanLimits) -> PlanLimits:
+def _supported(field: str, limits: PlanLimits) -> PlanLimits:
     checked_limits(limits)
     if isinstance(limits, GraphLimits) and (limits.max_super_steps is not None or limits.node_limits):
         remedy = "a middleware sees no super-steps and no nodes; use bound(agent, limits) for these limits"
-        raise ConfigError("limits", limits, remedy)
+        raise ConfigError(field, limits, remedy)
     return limits
 
 
