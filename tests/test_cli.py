@@ -27,6 +27,7 @@ import pytest
 
 from endstop import AgentResult, RunState, ToolReturn
 from endstop.cli import Exit, app, main
+from tests.loaded import modules_forgotten
 
 AGENTS = '''
 import os
@@ -103,13 +104,13 @@ renamed = agent(["Hello."], name="another")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with agents in it; what is imported from it is forgotten after the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agents.py").write_text(AGENTS)
-    return tmp_path
+    with modules_forgotten(tmp_path):
+        yield tmp_path
 
 
 @dataclass(frozen=True)

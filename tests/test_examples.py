@@ -54,8 +54,8 @@ SAYS = {
 
 @pytest.fixture(autouse=True)
 def own_main(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an example leaves among the modules is taken away again."""
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    """The program that runs is this one again after an example."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 @pytest.mark.parametrize("name", FILES)

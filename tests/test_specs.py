@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from endstop import ConfigError
 from endstop._specs import load_agent
+from tests.loaded import modules_forgotten
 
 MODULE = '''
 from __future__ import annotations
@@ -47,10 +49,9 @@ def make_trouble():
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with a few modules in it; what they leave in the interpreter is taken away again."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.chdir(tmp_path)
     package = tmp_path / "shop"
     package.mkdir()
@@ -60,7 +61,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit('not today')")
     (tmp_path / "fails.py").write_text("import json\njson.loads('{')")
     (tmp_path / "needs.py").write_text("import nothing_of_this_name")
-    return tmp_path
+    with modules_forgotten(tmp_path):
+        yield tmp_path
 
 
 @pytest.mark.parametrize("name", ["agent", "make", "Shelf.agent"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from endstop.cli import main
 from endstop.testing.limits import ALL_CHECKS
+from tests.loaded import modules_forgotten
 
 RUNNERS = '''
 from dataclasses import replace
@@ -49,10 +50,11 @@ Conformance = Callable[..., tuple[int, list[str], str]]
 
 
 @pytest.fixture
-def conformance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Conformance:
+def conformance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Conformance]:
     """The command in a folder with runners: its exit code, and what it prints on standard output and error."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runners.py").write_text(RUNNERS)
 
@@ -61,7 +63,8 @@ def conformance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         out, err = capsys.readouterr()
         return int(code), out.splitlines(), err
 
-    return run
+    with modules_forgotten(tmp_path):
+        yield run
 
 
 def test_endstop_itself_is_checked_where_no_loop_is_named(conformance: Conformance) -> None:
