@@ -71,7 +71,7 @@ async def test_the_final_answer_that_takes_too_long_is_done_without() -> None:
 def test_sync_code_is_stopped_where_it_can_be() -> None:
     """A call in flight is not cut short, since a thread cannot be; nothing starts after it."""
     looker, chat = Looker(seconds=0.3), forever("look")
-    state = bound(create_agent(chat, [looker.tool]), only(max_seconds=0.8, answer_seconds=0.2)).invoke(ASKED)
+    state = bound(create_agent(chat, [looker.tool]), only(max_seconds=4.0, answer_seconds=3.4)).invoke(ASKED)
     made = state["endstop"]
     assert (made.limit, made.text) == ("max_seconds", FINAL)
     assert looker.started == looker.finished
