@@ -110,6 +110,22 @@ def test_the_defaults_bound_the_rounds_and_the_depth() -> None:
     assert [getattr(PlanLimits(), field) for field in unlimited] == [None] * 6
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *({field: 0} for field in (*COUNTS, "max_cost", "max_seconds")),
+        {"tool_limits": {"pay": 1}},
+        {"deadline": datetime(2030, 1, 1, tzinfo=UTC)},
+    ],
+    ids=str,
+)
+def test_it_is_known_whether_any_limit_is_set(limits: dict[str, object]) -> None:
+    """How a run ends at a limit, and what it keeps for that, limit nothing."""
+    none = PlanLimits(max_model_rounds=None, max_depth=None, on_limit="stop", answer_seconds=3)
+    assert not none.limits_anything
+    assert dataclasses.replace(none, **limits).limits_anything
+
+
 def test_the_limits_of_tools_are_the_callers_no_more() -> None:
     """Changing the mapping afterwards changes no limit."""
     given_limits = {"search": 3}

@@ -161,6 +161,12 @@ class PlanLimits:
         allowed = {unit: bound for unit, bound in bounds.items() if bound is not None}
         return allowed | {TOOL_UNIT + tool: bound for tool, bound in self.tool_limits.items()}
 
+    @property
+    def limits_anything(self) -> bool:
+        """Whether any limit is set."""
+        timed = self.max_seconds is not None or self.deadline is not None
+        return bool(self.bounds()) or timed or self.max_depth is not None
+
     def seconds_for_answer(self, seconds_left: float) -> float:
         """How many of the seconds that are left are kept for the final answer; 0 where none is asked for."""
         if self.on_limit != "answer":

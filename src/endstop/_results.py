@@ -30,6 +30,10 @@ Rung: TypeAlias = Literal["model_answer", "last_text", "tool_digest", "empty"]
 `tool_digest`: the tool results gathered, put together without a model; `empty`: there is nothing.
 """
 
+# Short, and without the name of the limit: small models write into their answer what stands here.
+FINAL_NOTICE = "No more tools can be called. Answer now, from the results above, as well as they allow."
+"""What asks the model for its last answer, without tools."""
+
 DIGEST_MAX_CHARS = 4_000
 """Characters of tool results in a digest; each result gets an equal share."""
 
@@ -211,6 +215,17 @@ def limit_reason(hit: LimitHit) -> str:
     unit = {"max_cost": " US dollars", "max_seconds": " seconds"}.get(hit.limit, "")
     amounts = f"({_amount(hit.used)} of {_amount(hit.allowed)}{unit})"
     return f"{hit.limit} is used up {amounts}" if hit.used >= hit.allowed else f"{hit.limit} leaves no room {amounts}"
+
+
+def loop_notice(reason: str) -> str:
+    """What tells the model that it is in a loop."""
+    return f"You are repeating yourself: {reason}. Try something else, or answer from what you have."
+
+
+def limits_notice(hits: Sequence[LimitHit]) -> str:
+    """What tells the model that limits are nearly used up."""
+    lines = "; ".join(f"{hit.limit}: {hit.used} of {hit.allowed} used" for hit in hits)
+    return f"The run is near its limits: {lines}. Come to an answer soon."
 
 
 def _amount(value: float | Decimal) -> str:

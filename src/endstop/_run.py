@@ -33,6 +33,7 @@ from endstop._loops import Action, Outcome, ToolBatch
 from endstop._messages import ModelTurn, ToolCall, ToolReturn, UserMessage, pending_calls, text_of
 from endstop._pauses import Reply, close_call, close_pauses
 from endstop._purse import Purse
+from endstop._results import FINAL_NOTICE, limits_notice, loop_notice
 from endstop._steps import CallModel, Plan, RunTools, conclude
 from endstop._tools import Batch, Paused, ToolContext, Workshop, run_calls, said
 from endstop._writing import Writing
@@ -293,8 +294,7 @@ class Run:
             state.note = state.note or finding.reason
             self._stop_at(LimitHit(limit=LOOP, used=finding.repeats, allowed=detector.policy.repeats))
         elif nudged:
-            text = f"You are repeating yourself: {finding.reason}. Try something else, or answer from what you have."
-            state.messages.append(UserMessage(content=text, source="kernel"))
+            state.messages.append(UserMessage(content=loop_notice(finding.reason), source="kernel"))
 
     def _ends_run(self, batch: Batch, hit: LimitHit) -> bool:
         """Whether the limit that kept a call from running ends the run.
@@ -396,10 +396,10 @@ class Run:
     def _hold_final(self) -> Hold | LimitHit:
         """Hold what the final answer takes. That it is asked for is noted before, so that nothing buys it twice."""
         self.state.wrap_up = "asked"
-        hold = self._purse.hold_final(self.state.messages, _WRAP_UP)
+        hold = self._purse.hold_final(self.state.messages, FINAL_NOTICE)
         if isinstance(hold, Hold):
             self.state.wrap_up_at = len(self.state.messages)
-            self.state.messages.append(UserMessage(content=_WRAP_UP, source="kernel"))
+            self.state.messages.append(UserMessage(content=FINAL_NOTICE, source="kernel"))
         return hold
 
     async def _attempts(self, request: ModelRequest, hold: Hold) -> ModelTurn | None:
@@ -502,9 +502,7 @@ class Run:
 
     def _tell_model(self) -> None:
         if self._untold and self.state.limits.warn_model:
-            lines = [f"{hit.limit}: {hit.used} of {hit.allowed} used" for hit in self._untold]
-            text = "The run is near its limits: " + "; ".join(lines) + ". Come to an answer soon."
-            self.state.messages.append(UserMessage(content=text, source="kernel"))
+            self.state.messages.append(UserMessage(content=limits_notice(self._untold), source="kernel"))
             self._untold.clear()
 
     def _shop(self) -> Workshop:
@@ -539,8 +537,6 @@ class Run:
         self.tell(ToolResultEvent(call=call, result=result))
 
 
-# Short, and without the name of the limit: small models write into their answer what stands here.
-_WRAP_UP = "No more tools can be called. Answer now, from the results above, as well as they allow."
 _TOO_LATE = "the time was up before the final answer was there"
 _STOPPED = "Stopped before it was done; it may have had an effect."
 

@@ -246,9 +246,8 @@ def test_the_recursion_limit_starts_anew_when_a_run_goes_on() -> None:
     assert state["messages"][-1].text == "Here."
 
 
-def test_what_ran_beside_the_cut_is_kept() -> None:
-    """Of parallel branches one is refused: the others have written their part, stored as well."""
-    chat = PlainChat(rule=lambda messages: says(f"About {messages[-1].text}."))
+def researchers(chat: PlainChat) -> Any:
+    """A graph that asks about six topics at once."""
 
     def research(state: Any) -> Any:
         return {"messages": [chat.invoke(state["topic"])]}
@@ -259,8 +258,13 @@ def test_what_ran_beside_the_cut_is_kept() -> None:
         START, lambda state: [Send("research", {"topic": f"topic {i}"}) for i in range(6)], ["research"]
     )
     builder.add_edge("research", END)
-    config = thread()
-    graph = builder.compile(checkpointer=InMemorySaver())
+    return builder.compile(checkpointer=InMemorySaver())
+
+
+def test_what_ran_beside_the_cut_is_kept() -> None:
+    """Of parallel branches one is refused: the others have written their part, stored as well."""
+    chat, config = PlainChat(rule=lambda messages: says(f"About {messages[-1].text}.")), thread()
+    graph = researchers(chat)
     state = bound(graph, only(max_model_calls=4, on_limit="stop")).invoke(ASKED, config)
     said = [m.text for m in state["messages"] if isinstance(m, AIMessage) and m.text.startswith("About")]
     assert len(set(said)) == 4
@@ -270,19 +274,8 @@ def test_what_ran_beside_the_cut_is_kept() -> None:
 
 def test_what_ran_beside_the_cut_is_not_bought_again() -> None:
     """When the run goes on, the branches that had finished are not run a second time."""
-    chat = PlainChat(rule=lambda messages: says(f"About {messages[-1].text}."))
-
-    def research(state: Any) -> Any:
-        return {"messages": [chat.invoke(state["topic"])]}
-
-    builder = StateGraph(MessagesState)
-    builder.add_node("research", research)
-    builder.add_conditional_edges(
-        START, lambda state: [Send("research", {"topic": f"topic {i}"}) for i in range(6)], ["research"]
-    )
-    builder.add_edge("research", END)
-    config = thread()
-    graph = builder.compile(checkpointer=InMemorySaver())
+    chat, config = PlainChat(rule=lambda messages: says(f"About {messages[-1].text}.")), thread()
+    graph = researchers(chat)
     bound(graph, only(max_model_calls=4, on_limit="stop")).invoke(ASKED, config)
     state = bound(graph, only(max_model_calls=10, on_limit="stop")).invoke(None, config)
     assert "endstop" not in state

@@ -59,13 +59,6 @@ class Bounds:
     loops: LoopDetector | None
     prices: Prices | None
 
-    @property
-    def are_none(self) -> bool:
-        """Whether nothing is limited or watched."""
-        timed = self.limits.max_seconds is not None or self.limits.deadline is not None
-        limited = bool(self.limits.bounds()) or timed or self.limits.max_depth is not None
-        return not limited and self.thread_limits is None and self.loops is None
-
 
 class AgentRun:
     """A run in this process.

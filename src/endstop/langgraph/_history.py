@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from endstop._messages import FilePart, Message, ModelTurn, TextPart, ToolCall, ToolReturn, UserMessage, clean_text
+from endstop._results import FINAL_NOTICE, limits_notice, loop_notice
 from endstop.models._langchain_codec import as_json, at, read_calls, read_finish_reason, read_usage
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ CUT_CALLS = "the model's answers were cut at its output cap, so that their tool 
 
 MARK = "endstop"
 """The key of `response_metadata` under which a message says how a run ended, or that a call was not run."""
-
-_FINAL_NOTICE = "No more tools can be called. Answer now, from the results above, as well as they allow."
 
 
 def unanswered(messages: Sequence[BaseMessage]) -> tuple[ToolCall, ...]:
@@ -87,18 +86,17 @@ def _unrun(call_id: str, name: str, text: str) -> ToolMessage:
 
 def final_notice() -> HumanMessage:
     """What asks the model for its last answer, without tools."""
-    return HumanMessage(_FINAL_NOTICE)
+    return HumanMessage(FINAL_NOTICE)
 
 
 def nudge(reason: str) -> HumanMessage:
     """What tells the model that it is in a loop."""
-    return HumanMessage(f"You are repeating yourself: {reason}. Try something else, or answer from what you have.")
+    return HumanMessage(loop_notice(reason))
 
 
 def near_limits(hits: Sequence[LimitHit]) -> HumanMessage:
     """What tells the model that limits are nearly used up."""
-    lines = "; ".join(f"{hit.limit}: {hit.used} of {hit.allowed} used" for hit in hits)
-    return HumanMessage(f"The run is near its limits: {lines}. Come to an answer soon.")
+    return HumanMessage(limits_notice(hits))
 
 
 def marked(message: AIMessage, ending: JsonObject) -> AIMessage:

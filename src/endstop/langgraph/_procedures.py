@@ -100,11 +100,6 @@ class Alarm:
         if seconds is not None:
             self._handle = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._ring)
 
-    @property
-    def is_set(self) -> bool:
-        """Whether the time matters."""
-        return self._handle is not None
-
     async def before(self, work: Coroutine[Any, Any, T]) -> T:
         """What the work gives before the time is up.
 

@@ -46,9 +46,9 @@ def bound(
 ) -> GraphT:
     """The graph, held to limits: a graph of the same class, with the same methods and results.
 
-    A run that meets no limit gives what the graph gives. One that is cut gives the state as the graph would, with
-    `endstop`, a `GraphEnding`, beside it; in a stream, a last chunk of each mode tells it. Every open tool call is
-    answered, and the last message is the answer that the run ends with.
+    A run that meets no limit, and is told of no loop, gives what the graph gives. One that is cut gives the state as
+    the graph would, with `endstop`, a `GraphEnding`, beside it; in a stream, a last chunk of each mode tells it. Every
+    open tool call is answered, and the last message is the answer that the run ends with.
 
     `limits` are of one run: from a new input to its end, all resumes included. `thread_limits` are of all runs of a
     thread together, those at once in this process included. What was spent is kept in `ledger`, by default beside
@@ -73,7 +73,7 @@ def bound(
     checked_limits(limits)
     check_terms(thread_limits=thread_limits, loops=loops, prices=prices)
     check_ledger(ledger)
-    if loops is None and thread_limits is None and not _limits_anything(limits):
+    if loops is None and thread_limits is None and not limits.limits_anything:
         return graph
     made = finisher_of(graph, finish)
     asks = limits.on_limit == "answer"
@@ -88,11 +88,6 @@ def bound(
     # Without a checkpointer no run goes on: there is something to remember of a thread only where it has limits.
     memory = MemoryLedger() if thread_limits is not None else None
     return _bind(graph, Bounds(terms=terms, finisher=made, ledger=ledger, memory=memory))
-
-
-def _limits_anything(limits: PlanLimits) -> bool:
-    timed = limits.max_seconds is not None or limits.deadline is not None
-    return bool(limits.bounds()) or timed or limits.max_depth is not None
 
 
 def _bind(graph: GraphT, bounds: Bounds) -> GraphT:
@@ -152,7 +147,7 @@ class _Bound:
             while True:
                 try:
                     with metered(leg.meter):
-                        chunk = await (alarm.before(anext(chunks)) if alarm.is_set else anext(chunks))
+                        chunk = await alarm.before(anext(chunks))
                 except StopAsyncIteration:
                     break
                 except Exception as error:

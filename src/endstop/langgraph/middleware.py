@@ -83,11 +83,12 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
             loops=detector,
             prices=prices,
         )
+        self._is_idle = detector is None and thread_limits is None and not limits.limits_anything
         self._live = LiveRuns()
 
     def wrap_model_call(self, request: AnyRequest, handler: Callable[[AnyRequest], AnyResponse]) -> AnyResponse:
         """Make the request if it fits the limits, else the last one, else end without."""
-        if self._bounds.are_none:
+        if self._is_idle:
             return handler(request)
         with self._model_visit(request) as visit:
             while (asked := visit.next_request()) is not None:
@@ -99,7 +100,7 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
         self, request: AnyRequest, handler: Callable[[AnyRequest], Awaitable[AnyResponse]]
     ) -> AnyResponse:
         """Make the request if it fits the limits, else the last one, else end without; it is cut off in time."""
-        if self._bounds.are_none:
+        if self._is_idle:
             return await handler(request)
         with self._model_visit(request) as visit:
             while (asked := visit.next_request()) is not None:
@@ -111,7 +112,7 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolAnswer]) -> ToolAnswer:
         """Run the call if it fits the limits, else say that it was not run and why."""
-        if self._bounds.are_none:
+        if self._is_idle:
             return handler(request)
         with self._tool_visit(request) as visit:
             if visit.may_start:
@@ -122,7 +123,7 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolAnswer]]
     ) -> ToolAnswer:
         """Run the call if it fits the limits, else say that it was not run and why; it is cut off in time."""
-        if self._bounds.are_none:
+        if self._is_idle:
             return await handler(request)
         with self._tool_visit(request) as visit:
             if visit.may_start:
