@@ -110,6 +110,17 @@ def test_a_folder_without_documents_is_refused(tmp_path: Path) -> None:
         Library.from_folder(tmp_path)
 
 
+def test_pages_may_be_left_out_by_name(tmp_path: Path) -> None:
+    """Wherever in the folder they are; with all of them left out there is nothing to search."""
+    (tmp_path / "deep").mkdir()
+    for page in ("kept.md", "other.md", "deep/other.md"):
+        (tmp_path / page).write_text("# Title\n\nText.\n")
+    with Library.from_folder(tmp_path, without={"other.md"}) as library:
+        assert [name.partition("#")[0] for name in library.section_ids] == ["kept.md"]
+    with pytest.raises(ConfigError, match="folder"):
+        Library.from_folder(tmp_path, without={"kept.md", "other.md"})
+
+
 def test_search_gives_ids_the_best_first(library: Library) -> None:
     """One line a hit: the id that open takes, and where the words stand."""
     lines = library.search("how are the rungs of a ladder ordered?").splitlines()

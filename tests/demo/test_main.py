@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from endstop.cli import Exit, main
-from endstop.demo.library import Library
-from endstop.demo.main import QUESTION, RECORDING, librarian, pages
+from endstop.demo.main import PAGES_ON_GRAPHS, QUESTION, RECORDING, librarian, open_library, pages
 from endstop.demo.weights import MODEL_FILES
 from endstop.models.scripted import ReplayModel, ScriptedModel, load_recording
 from house_rules import MACHINE_PATH
@@ -163,16 +162,25 @@ def test_on_a_terminal_nothing_of_fetching_remains() -> None:
 def test_the_recording_fits_what_the_demo_asks_today() -> None:
     """The recorded model was asked the same, with the same instructions and tools."""
     model = ScriptedModel(["Nothing."])
-    with Library.from_folder(pages(), hits=3) as library:
+    with open_library() as library:
         librarian(model, library).run_sync(QUESTION)
     assert model.requests[0] == load_recording(RECORDING)[0].request
+
+
+def test_the_first_section_found_for_the_question_is_the_one_that_answers_it() -> None:
+    """Whatever pages there are: a small model opens what comes first. The pages that are left out do exist."""
+    assert {page.name for page in pages().glob("*.md")} > PAGES_ON_GRAPHS
+    with open_library() as library:
+        assert not [name for name in library.section_ids if name.partition("#")[0] in PAGES_ON_GRAPHS]
+        for query in (QUESTION, "truncated run", "text of a truncated run"):
+            assert library.search(query).startswith(SECTION)
 
 
 def test_the_recording_fits_the_pages_of_today() -> None:
     """Each recorded call finds what it asks for, and the section that the answer comes from names all rungs."""
     calls = [call for exchange in load_recording(RECORDING) for call in exchange.turn.tool_calls]
     assert {call.name for call in calls} == {"search", "open", "quote"}
-    with Library.from_folder(pages(), hits=3) as library:
+    with open_library() as library:
         assert {call.arguments.get("section_id") for call in calls} <= {None, *library.section_ids}
         assert all(library.quote(SECTION, rung).startswith('"') for rung in RUNGS)
         for call in calls:
@@ -293,7 +301,7 @@ def test_what_a_model_answers_is_recorded(endpoint: FakeOpenAI, demo: Callable[.
     endpoint.replies += [asks("open", section_id=SECTION), says(" ".join(RUNGS))]
     assert demo("--record", str(tmp_path / "recording.jsonl")).code == Exit.COMPLETED
     replayed = ReplayModel(tmp_path / "recording.jsonl")
-    with replayed, Library.from_folder(pages(), hits=3) as library:
+    with replayed, open_library() as library:
         result = librarian(replayed, library).run_sync(QUESTION)
     assert (result.text, result.spent.model_calls) == (" ".join(RUNGS), 2)
 

@@ -24,7 +24,7 @@ from pydantic import Field
 from endstop._errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from types import TracebackType
 
 SECTION_CHARACTERS = 1200
@@ -105,10 +105,16 @@ class Library:
             )
 
     @classmethod
-    def from_folder(cls, folder: str | Path, *, hits: int = 5, database: str | Path = ":memory:") -> Library:
-        """The library of all `*.md` files under a folder; a folder without any is a `ConfigError`."""
+    def from_folder(
+        cls, folder: str | Path, *, hits: int = 5, database: str | Path = ":memory:", without: Collection[str] = ()
+    ) -> Library:
+        """The library of all `*.md` files under a folder, but for those of the names in `without`.
+
+        Raises:
+            ConfigError: there is no such file.
+        """
         root = Path(folder)
-        documents = sorted(path for path in root.rglob("*.md") if path.is_file())
+        documents = sorted(path for path in root.rglob("*.md") if path.is_file() and path.name not in without)
         if not documents:
             raise ConfigError("folder", str(root), "name a folder that holds Markdown documents (*.md)")
         return cls(
