@@ -21,7 +21,7 @@ from endstop.langgraph.step_budget import StepBudgetSettings
 from .bench import bench, table
 from .graph import build_graph
 from .models import DEMO_QUESTION, EndstopChat, ScriptedChat
-from .ports import Browser, Search
+from .ports import Browser
 from .search import FolderSearch, TavilySearch
 from .state import ResearchSettings, ResearchState
 
@@ -60,7 +60,7 @@ def demo(
     budget = step_budget(max_steps)
     detector = LoopDetector() if detect_loops else None
     settings = ResearchSettings()
-    with _browser(model) if browse else nullcontext() as browser:
+    with search, _browser(model) if browse else nullcontext() as browser:
         graph = build_graph(settings, model=chat, search=search, browser=browser, budget=budget, detector=detector)
         write(f"Search: {searched}\nBounds: {_bounds(settings, budget, detector)}\n\nThe question: {asked}\n")
         steps, state = _interruptibly(partial(follow, graph, asked, write), chat)
@@ -124,7 +124,7 @@ def _interruptibly(run: Callable[[], T], chat: ScriptedChat | EndstopChat) -> T:
             raise
 
 
-def _search() -> tuple[Search, str]:
+def _search() -> tuple[FolderSearch | TavilySearch, str]:
     key = os.environ.get("TAVILY_API_KEY")
     if key:
         return TavilySearch(key), "the web, by Tavily"

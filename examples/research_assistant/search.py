@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
+import weakref
 from pathlib import Path
 from typing import Self
 
@@ -36,7 +37,11 @@ _WORD = re.compile(r"\w+")
 
 
 class FolderSearch:
-    """SQLite's full-text index (FTS5) over the `*.md` files of a folder, one hit a document; safe among threads."""
+    """SQLite's full-text index (FTS5) over the `*.md` files of a folder, one hit a document; safe among threads.
+
+    Close it, or use it as a context manager, to let go of the index; one that nobody holds any more closes itself,
+    which is what a graph's own search does.
+    """
 
     def __init__(self, folder: str | Path = DOCUMENTS) -> None:
         files = sorted(Path(folder).glob("*.md"))
@@ -44,6 +49,7 @@ class FolderSearch:
             raise ConfigError("folder", str(folder), "name a folder that holds Markdown documents (*.md)")
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        self.close = weakref.finalize(self, self._connection.close)
         self._connection.execute(
             "CREATE VIRTUAL TABLE documents USING fts5(source UNINDEXED, title, text, tokenize = 'porter unicode61')"
         )
@@ -51,6 +57,12 @@ class FolderSearch:
             title, _, text = file.read_text(encoding="utf-8").partition("\n")
             row = (file.name, title.lstrip("# "), " ".join(text.split()))
             self._connection.execute("INSERT INTO documents VALUES (?, ?, ?)", row)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def search(self, query: str, *, limit: int) -> list[Hit]:
         """The documents that have any word of the query, the best first; operators and punctuation mean nothing."""

@@ -15,7 +15,7 @@ from endstop.cli import Exit, main
 from endstop.demo.research import load_assistant
 from tests.demo.processes import PATIENCE_SECONDS, becomes_true, demo_process, read_until, send
 from tests.demo.test_main import OFFLINE, Ended
-from tests.models.fake_openai import FakeOpenAI, Reply, chunk, events, stream, usage_chunk
+from tests.models.fake_openai import FakeOpenAI, Reply, chunk, events, stream, usage_chunk, whole
 from tests.research.browser_fakes import needs_chromium
 
 KEY = "sk-the-key-that-nobody-may-see"
@@ -157,6 +157,7 @@ def test_the_endpoint_of_the_environment_answers(capsys: pytest.CaptureFixture[s
     assert ended.out.endswith("The reviewer passed it: 6 node executions.\n")
 
 
+@needs_chromium
 def test_a_browser_reads_along_where_it_is_asked_for(capsys: pytest.CaptureFixture[str], endpoint: FakeOpenAI) -> None:
     """On the pages that ship with it; what it found is evidence, under the address of its page."""
     texts = ["What bounces?", "Contacts do.", "Contacts bounce.", "Seen on a page.", "They do.", "A draft.", "PASS"]
@@ -185,6 +186,7 @@ def test_a_guard_of_its_own_ends_it_without_a_word(capsys: pytest.CaptureFixture
 
 def test_an_endpoint_that_refuses_is_an_error(capsys: pytest.CaptureFixture[str], endpoint: FakeOpenAI) -> None:
     """The run failed, and a line says why."""
+    endpoint.replies += [whole({"error": "no such key"}, status=401)]
     ended = demo(capsys, "What is bouncing?")
     assert ended.code == Exit.FAILED
     assert ended.err.startswith("endstop: error [model]: ")

@@ -94,23 +94,30 @@ def _started() -> Iterator[str]:
     )
     if initdb is None:
         pytest.skip("no Postgres: none answers on 127.0.0.1:5432, and initdb is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="endstop-postgres-"))
+    with (
+        tempfile.TemporaryDirectory(prefix="endstop-postgres-", ignore_cleanup_errors=True) as folder,
+        _serving(Path(initdb), Path(folder)) as dsn,
+    ):
+        yield dsn
+
+
+@contextlib.contextmanager
+def _serving(initdb: Path, folder: Path) -> Iterator[str]:
     # A database server refuses to run as root.
     user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     shutil.chown(folder, user)
-    data, programs_at = folder / "data", Path(initdb).parent
+    data, programs_at = folder / "data", initdb.parent
 
     def run(*command: str) -> None:
         subprocess.run(command, check=True, capture_output=True, user=user if os.geteuid() == 0 else None, cwd=folder)
 
-    run(initdb, "-D", str(data), "-A", "trust", "-U", "endstop", "--no-sync")
+    run(str(initdb), "-D", str(data), "-A", "trust", "-U", "endstop", "--no-sync")
     options = f"-k {folder} -c listen_addresses='' -c fsync=off"
     run(str(programs_at / "pg_ctl"), "-D", str(data), "-o", options, "-l", str(folder / "log"), "-w", "start")
     try:
         yield f"host={folder} user=endstop dbname=postgres"
     finally:
         run(str(programs_at / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _answers(dsn: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelCallLimitMiddleware, ToolCallLimitMiddleware
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -17,8 +18,10 @@ from langgraph.errors import GraphRecursionError
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send
+from pydantic import BaseModel
 
-from endstop.langgraph import _findings
+from endstop import PlanLimits
+from endstop.langgraph import BoundMiddleware, GraphLimits, _findings, bound
 from endstop.langgraph._audits import Finding
 from endstop.langgraph.audit import audit
 from tests.langgraph.wirings import WIRINGS, After, Before, Graph, Rounds, look, rounds_run
@@ -55,6 +58,90 @@ def test_the_limit_that_holds_is_told_once() -> None:
     found = one(agent(), "effective_limit", recursion_limit=30)
     assert (found.severity, found.where) == ("info", "")
     assert "30 super-steps: the run is given it" in found.explanation
+
+
+ADVICE = (
+    "unbounded_in_practice",
+    "odd_limit_leaves_dangling_call",
+    "after_agent_skipped_on_limit",
+    "fan_out_multiplies",
+    "subagent_escapes_limit",
+)
+LIMITS = PlanLimits(max_model_rounds=None, max_model_calls=7, max_seconds=60)
+
+
+@tool
+def delegate(place: str) -> str:
+    """Ask another agent."""
+    return str(INNER.invoke({"messages": [("user", place)]}))
+
+
+INNER = agent().with_config({"recursion_limit": 9_999})
+
+
+@pytest.mark.parametrize("recursion_limit", [9_999, 25])
+def test_a_bound_graph_is_told_to_be_bounded_and_not_to_become_it(recursion_limit: int) -> None:
+    """Its limits are named in place of the advice, which stays for the graph inside."""
+    plain = agent(After(), tools=[look, delegate])
+    advised = {finding.code for finding in audit(plain, recursion_limit=9_999).findings}
+    assert advised >= {"unbounded_in_practice", "fan_out_multiplies", "subagent_escapes_limit"}
+    report = audit(bound(plain, LIMITS), recursion_limit=recursion_limit)
+    assert not {finding.code for finding in report.findings} & set(ADVICE)
+    assert not [finding for finding in report.findings if "bound(graph" in finding.remedy]
+    found = one(bound(plain, LIMITS), "bounded")
+    assert "bound ends every run inside max_model_calls=7, max_seconds=60" in found.explanation
+    assert "bounded by bound alone: not every cycle has a cap" in str(report)
+    assert '"bounded": {"by": "bound", "limits": "max_model_calls=7, max_seconds=60"}' in report.to_json()
+
+
+def test_an_agent_with_the_middleware_is_told_to_be_bounded() -> None:
+    """Its model is called again after its tools alone: the middleware asks for no other way back."""
+    bounded = agent(BoundMiddleware(LIMITS, thread_limits=PlanLimits(max_model_rounds=50)))
+    report = audit(bounded, recursion_limit=9_999)
+    assert [finding.code for finding in report.findings] == ["bounded", "effective_limit"]
+    assert "BoundMiddleware ends every run inside max_model_calls=7, max_seconds=60, max_model_rounds=50 a thread" in (
+        report.findings[0].explanation
+    )
+    assert [str(cycle) for cycle in report.cycles] == ["model -> tools -> model"]
+
+
+def test_a_recursion_limit_may_come_before_the_limits_of_the_middleware() -> None:
+    """It breaks the run off, whatever the middleware would have done later."""
+    bounded = agent(BoundMiddleware(LIMITS))
+    assert findings(bounded, "odd_limit_leaves_dangling_call", recursion_limit=5)
+    assert not findings(bound(agent(), LIMITS), "odd_limit_leaves_dangling_call", recursion_limit=5)
+
+
+def test_a_structured_answer_may_be_asked_for_again_in_a_bounded_agent() -> None:
+    """That way back is the agent's own."""
+
+    class Found(BaseModel):
+        place: str
+
+    bounded = agent(BoundMiddleware(LIMITS), response_format=ToolStrategy(Found))
+    assert "model -> model" in [str(cycle) for cycle in audit(bounded).cycles]
+
+
+@pytest.mark.parametrize("limits", [PlanLimits(max_model_rounds=None), GraphLimits(tool_limits={"look": 1})])
+def test_limits_that_bound_no_run_are_no_bounds(limits: PlanLimits) -> None:
+    """A depth, or how often one tool runs: the model may go on for ever."""
+    assert findings(bound(agent(), limits), "unbounded_in_practice", recursion_limit=9_999)
+    assert not findings(bound(agent(), limits), "bounded")
+
+
+def test_what_bounds_a_graph_bounds_the_graphs_that_are_its_nodes() -> None:
+    """And one that is bound itself, in a graph that is not, tells for itself."""
+
+    def around(inner: Graph) -> Graph:
+        builder = StateGraph(MessagesState)
+        builder.add_node("inner", inner)
+        builder.add_edge(START, "inner")
+        return builder.compile()
+
+    assert findings(around(agent()), "unbounded_in_practice", recursion_limit=9_999)
+    assert not findings(bound(around(agent()), LIMITS), "unbounded_in_practice", recursion_limit=9_999)
+    assert not findings(around(bound(agent(), LIMITS)), "unbounded_in_practice", recursion_limit=9_999)
+    assert one(around(bound(agent(), LIMITS)), "bounded").where == "inner"
 
 
 def test_a_loop_under_a_limit_of_thousands() -> None:

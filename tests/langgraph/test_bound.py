@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent, middleware
 from langchain_core.messages import AIMessage, ToolMessage
+from langgraph.channels import LastValue, Topic
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
+from langgraph.pregel import NodeBuilder, Pregel
 
 from endstop import ConfigError, LimitExceeded, PlanLimits, Price, PriceUnknown
 from endstop.langgraph import BoundMiddleware, GraphEnding, GraphLimits, GraphSpent, bound
@@ -141,6 +144,99 @@ def test_a_model_that_only_asks_for_what_is_refused_is_stopped() -> None:
     chat, looker = forever("look"), Looker()
     state = bound(create_agent(chat, [looker.tool]), only(tool_limits={"look": 2}), loops=None).invoke(ASKED)
     assert (looker.started, chat.requests, ending(state).limit) == (2, 4, "tool_limits['look']")
+
+
+def delegating(inner: Any) -> Any:
+    """A graph with an agent as a node, and a node whose code calls another graph and a task."""
+
+    def call(state: MessagesState) -> dict[str, Any]:
+        helped(1).result()
+        return {"messages": apart.invoke(state)["messages"]}
+
+    @task
+    def helped(number: int) -> int:
+        return number
+
+    apart = line("far")
+    builder = StateGraph(MessagesState)
+    builder.add_node("team", inner)
+    builder.add_node("call", call)
+    builder.add_edge(START, "team")
+    builder.add_edge("team", "call")
+    return builder.compile()
+
+
+def line(node: str) -> Any:
+    """A graph of one node."""
+    builder = StateGraph(MessagesState)
+    builder.add_node(node, lambda state: {})
+    builder.add_edge(START, node)
+    return builder.compile()
+
+
+@pytest.mark.parametrize("field", ["limits", "thread_limits"])
+def test_a_node_that_no_graph_has_is_refused(field: str) -> None:
+    """A misspelt name would bind nothing; the error tells which there are, here and below."""
+    graph = delegating(create_agent(forever("look"), [look]))
+    given = {"limits": only(), field: only(node_limits={"modle": 2})}
+    with pytest.raises(ConfigError) as refused:
+        bound(graph, **given)
+    of = "" if field == "limits" else "thread_limits."
+    assert str(refused.value) == (
+        f"{of}node_limits='modle' cannot be used: name a node of the graph: call, far, helped, model, team, tools"
+    )
+
+
+@pytest.mark.parametrize("name", ["team", "model", "tools", "call", "far", "helped"])
+def test_a_node_of_any_graph_that_can_be_seen_is_taken(name: str) -> None:
+    """Of the graphs that are nodes, of those that code calls, and tasks; what is bound, is."""
+    graph = bound(delegating(create_agent(in_order(asks("look"), says("Done.")), [look])), only(node_limits={name: 0}))
+    assert ending(graph.invoke(ASKED)).limit == f"node_limits['{name}']"
+
+
+def test_any_node_is_taken_of_what_cannot_be_read() -> None:
+    """An entrypoint may call whatever it likes, and a graph of channels says of no node what it calls."""
+
+    @entrypoint()
+    def working(number: int) -> int:
+        return number
+
+    nodes = {name: NodeBuilder().subscribe_only("in").do(lambda x: x).write_to("out") for name in ("a", "b")}
+    channels: Any = {"in": LastValue(int), "out": Topic(int)}
+    plain: Any = Pregel(nodes=nodes, channels=channels, input_channels="in", output_channels="out")
+    assert bound(working, only(node_limits={"far": 2})).invoke(1) == 1
+    assert bound(plain, only(node_limits={"far": 2})).invoke(1) == [1, 1]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_tool_that_no_tool_node_has_is_refused(make: Any) -> None:
+    """With the names that there are, where a node below runs tools too."""
+    graph = make(forever("look"), [look, Looker("listen").tool])
+    with pytest.raises(ConfigError, match=r"tool_limits='loook' cannot be used: name a tool .*: listen, look$"):
+        bound(graph, PlanLimits(tool_limits={"look": 1, "loook": 1}))
+    with pytest.raises(ConfigError, match=r"tool_limits='loook'"):
+        bound(delegating_quietly(graph), PlanLimits(tool_limits={"loook": 1}))
+
+
+def delegating_quietly(inner: Any) -> Any:
+    """A graph that is an agent and nothing else."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("team", inner)
+    builder.add_edge(START, "team")
+    return builder.compile()
+
+
+def test_any_tool_is_taken_where_others_may_be_run() -> None:
+    """By a middleware around the tools, by code that invokes something, or by nodes of which none says what it runs."""
+
+    class Around(middleware.AgentMiddleware[Any, Any]):
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            return handler(request)
+
+    limits = PlanLimits(tool_limits={"hidden": 1})
+    agent = create_agent(forever("look"), [look])
+    for graph in (create_agent(forever("look"), [look], middleware=[Around()]), delegating(agent), line("far")):
+        bound(graph, limits)
 
 
 def test_a_node_is_bound_by_name() -> None:
@@ -326,12 +422,31 @@ def test_a_cost_limit_without_a_price_is_refused_before_the_first_request() -> N
     assert chat.requests == 0
 
 
+def test_a_model_without_a_name_goes_by_its_class() -> None:
+    """The error must say which model it is that has no price."""
+    chat = FakeChat(rule=lambda messages: says("Done."), model_name="")
+    with pytest.raises(PriceUnknown, match="no price is known for the model 'FakeChat'"):
+        bound(create_agent(chat, [look]), only(max_cost=1)).invoke(ASKED)
+
+
+def test_what_is_written_without_a_usage_is_estimated_and_bounds_the_run() -> None:
+    """A provider that reports nothing must not make every answer free."""
+    chat = FakeChat(rule=lambda messages: asks("look", text="word " * 70).model_copy(update={"usage_metadata": None}))
+    made = ending(bound(create_agent(chat, [look]), only(max_output_tokens=1_000), loops=None).invoke(ASKED))
+    written = made.spent.output_tokens - 10  # the last answer reports its own
+    each = written / (made.spent.model_calls - 1)
+    assert made.limit == "max_output_tokens"
+    assert 100 <= each <= 130
+    assert made.spent.unmeasured == made.spent.model_calls - 1
+
+
 def test_usage_that_nobody_tells_is_estimated_and_said_to_be() -> None:
     """It is never silently nothing."""
     chat = FakeChat(rule=lambda messages: asks("look").model_copy(update={"usage_metadata": None}))
     made = ending(bound(create_agent(chat, [look]), only(max_model_calls=3, max_tokens=100_000)).invoke(ASKED))
     assert made.spent.unmeasured == 2
     assert made.spent.input_tokens > 20
+    assert made.spent.output_tokens > 20
 
 
 def test_an_answer_longer_than_expected_is_told_as_an_overshoot() -> None:
@@ -341,6 +456,17 @@ def test_an_answer_longer_than_expected_is_told_as_an_overshoot() -> None:
     made = ending(bound(create_agent(chat, [look]), only(max_tokens=4_000)).invoke(ASKED))
     assert made.limit == "max_tokens"
     assert made.spent.tokens - 4_000 <= made.spent.underestimated_tokens
+
+
+def test_what_the_model_was_told_is_not_in_the_digest_of_what_was_found() -> None:
+    """A digest is for people; the notice at the end of a result is for the model, and stays there."""
+    chat = PlainChat(rule=lambda messages: asks(("look", {"place": "the attic"})))
+    state = bound(create_agent(chat, [look]), only(max_model_calls=20)).invoke(ASKED)
+    assert any("[endstop: You are repeating yourself" in str(message.content) for message in state["messages"])
+    assert (ending(state).rung, ending(state).text) == (
+        "tool_digest",
+        '- look({"place": "the attic"}): the attic: nothing here',
+    )
 
 
 def test_what_a_graph_returns_says_what_it_spent() -> None:

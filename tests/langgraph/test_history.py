@@ -14,6 +14,7 @@ from endstop._messages import FilePart, ModelTurn, TextPart, ToolCall, ToolRetur
 from endstop._results import best_text, tool_digest
 from endstop.langgraph._history import (
     answers,
+    at_end,
     final_notice,
     kernel_messages,
     marked,
@@ -224,6 +225,16 @@ def test_of_what_is_no_text_the_kind_is_kept() -> None:
     assert message == UserMessage(
         content=(TextPart(text="Look:"), TextPart(text="this"), FilePart(name="image", url=""))
     )
+
+
+@pytest.mark.parametrize("notices", [[], [nudge("the call never\n changes")], [nudge("again"), nudge("and [again]")]])
+def test_a_notice_at_the_end_of_a_result_is_the_models_alone(notices: list[HumanMessage]) -> None:
+    """It is no part of what was found, as text or as a block."""
+    added = "".join(map(at_end, notices))
+    as_text = ToolMessage(f"a [key]{added}", tool_call_id="1", name="look")
+    as_blocks = ToolMessage(["a [key]", {"type": "text", "text": added}], tool_call_id="1", name="look")
+    for result in (as_text, as_blocks):
+        assert tool_digest(kernel_messages([result])) == "- look(): a [key]"
 
 
 def test_the_kernels_digest_reads_them() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,9 +61,9 @@ def test_short_words_count_where_there_are_no_others(tmp_path: Path) -> None:
     """Else they only blur what the long ones say."""
     (tmp_path / "a.md").write_text("# Of NC and NO\n\nTwo contacts.", encoding="utf-8")
     (tmp_path / "b.md").write_text("# Contacts\n\nOf all kinds.", encoding="utf-8")
-    search = FolderSearch(tmp_path)
-    assert [hit.source for hit in search.search("NC", limit=2)] == ["a.md"]
-    assert [hit.source for hit in search.search("of NC contacts", limit=2)] == ["b.md", "a.md"]
+    with FolderSearch(tmp_path) as search:
+        assert [hit.source for hit in search.search("NC", limit=2)] == ["a.md"]
+        assert [hit.source for hit in search.search("of NC contacts", limit=2)] == ["b.md", "a.md"]
 
 
 def test_threads_may_search_at_once() -> None:
@@ -75,6 +77,24 @@ def test_a_folder_without_documents_is_refused(tmp_path: Path) -> None:
     """Before anything is asked."""
     with pytest.raises(ConfigError, match="name a folder that holds Markdown documents"):
         FolderSearch(tmp_path)
+
+
+def test_a_search_that_is_closed_searches_no_more() -> None:
+    """Its index is gone."""
+    with FolderSearch() as search:
+        assert search.search("homing", limit=1)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        search.search("homing", limit=1)
+
+
+def test_a_search_that_nobody_holds_closes_itself() -> None:
+    """As that of a graph, which is never closed: SQLite warns of a database that was left open."""
+    search = FolderSearch()
+    close = search.close
+    assert close.alive
+    del search
+    gc.collect()
+    assert not close.alive
 
 
 def test_every_document_has_a_title_and_is_short() -> None:

@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain.agents.middleware import AgentMiddleware, ModelCallLimitMiddleware, ToolCallLimitMiddleware
+from langchain.agents.structured_output import OutputToolBinding
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
@@ -46,6 +47,11 @@ def _held(runnable: Runnable[Any, Any]) -> Sequence[object]:
 def is_chat_model(found: object) -> bool:
     """Whether it is a chat model of LangChain's."""
     return isinstance(found, BaseChatModel)
+
+
+def is_output_tool(found: object) -> bool:
+    """Whether it is what the model of an agent calls to give a structured answer, which it may have to repeat."""
+    return isinstance(found, OutputToolBinding)
 
 
 def middleware_of(functions: Iterable[object]) -> object | None:

@@ -35,6 +35,7 @@ def document(audit: Audit) -> dict[str, object]:
         "name": audit.graph.name,
         "path": audit.path,
         "limit": asdict(audit.limit),
+        "bounded": audit.bounded and asdict(audit.bounded),
         "costs": audit.costs and asdict(audit.costs),
         "rounds": audit.rounds and asdict(audit.rounds),
         "worst_case": audit.worst_case and asdict(audit.worst_case),
@@ -57,12 +58,15 @@ def _figures(audit: Audit) -> Iterator[str]:
     nodes = _count(len(audit.graph.nodes) - 2, "node")
     yield f"{audit.path or audit.graph.name}: {nodes}, {_count(len(audit.graph.edges), 'edge')}"
     yield from _row("limit", f"{_count(audit.limit.super_steps, 'super-step')} ({audit.limit.source})")
+    if audit.bounded is not None:
+        yield from _row("bounded", f"by {audit.bounded.by}: {audit.bounded.limits}")
     yield from _rounds(audit)
     yield from _cycles(audit)
     if audit.worst_case is None:
         functional = audit.graph.api == "functional"
         why = "the tasks of an entrypoint are not counted" if functional else "not every cycle has a cap"
-        yield from _row("worst case", f"unbounded: {why}")
+        most = "unbounded" if audit.bounded is None else f"bounded by {audit.bounded.by} alone"
+        yield from _row("worst case", f"{most}: {why}")
     else:
         yield from _row("worst case", _worst(audit.worst_case.node_executions, "node execution"))
         yield from _row("", _worst(audit.worst_case.super_steps, "super-step"))

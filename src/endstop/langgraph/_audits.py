@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from endstop.langgraph._audit_text import document, report
-from endstop.langgraph._graph_map import GraphMap
+from endstop.langgraph._graph_map import Bounded, GraphMap
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -118,7 +118,7 @@ class Audit:
     `None` where a cycle has no cap, and for an entrypoint, whose tasks are not known. `cycles_cut` says that there are
     more elementary cycles than are listed. `caps` and `fan_out` are those that were given, and the caps that a
     middleware sets. `findings` has the gravest first, those about `subgraphs` included: the audits of the graphs that
-    are nodes of this one. `path` is where this one stands.
+    are nodes of this one. `path` is where this one stands. What limits of endstop's hold its runs is `bounded`.
     """
 
     graph: GraphMap
@@ -132,6 +132,7 @@ class Audit:
     caps: Mapping[str, int]
     fan_out: Mapping[str, int]
     path: str = ""
+    bounded: Bounded | None = None
     subgraphs: tuple[Audit, ...] = ()
 
     def to_json(self) -> str:

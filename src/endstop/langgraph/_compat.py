@@ -13,12 +13,7 @@ from langchain.tools import tool_node as langchain_tools
 from langchain_core.callbacks import AsyncCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import (
-    Runnable,
-    RunnableBinding,
-    RunnableConfig,
-    RunnableSequence,
-)
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig, RunnableSequence
 from langchain_core.runnables.config import DEFAULT_RECURSION_LIMIT as CORE_RECURSION_LIMIT
 from langchain_core.runnables.config import get_async_callback_manager_for_config, get_callback_manager_for_config
 from langchain_core.tools import ToolException
@@ -41,6 +36,7 @@ from langgraph.channels import BaseChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.constants import START
 from langgraph.errors import InvalidUpdateError
+from langgraph.func import task
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import tool_node as langgraph_tools
@@ -155,6 +151,19 @@ def functions_of(runnable: object) -> tuple[object, ...]:
     held = (getattr(runnable, "func", None), getattr(runnable, "afunc", None))
     functions = tuple(function for function in held if function is not None)
     return functions or (runnable,)
+
+
+def task_name(found: object) -> str | None:
+    """The name under which an `@task` runs; `None` for anything else."""
+    return getattr(found, "__name__", None) if isinstance(found, _TASK) else None
+
+
+_TASK: type[object] = type(task(task_name))
+
+
+def is_wrapped(tool_node: object) -> bool:
+    """Whether code of a middleware stands around its tools, which may run others in their place."""
+    return any(getattr(tool_node, name, None) is not None for name in ("_wrap_tool_call", "_awrap_tool_call"))
 
 
 def bound_config(graph: AnyPregel) -> Mapping[str, object]:
@@ -584,9 +593,8 @@ def task_of(config: RunnableConfig) -> str:
 
 def is_summary(message: BaseMessage) -> bool:
     """Whether LangChain's `SummarizationMiddleware` put a message in the place of older ones."""
-    if message.additional_kwargs.get("lc_source") == "summarization":
-        return True
-    return isinstance(message, HumanMessage) and str(message.content).startswith(_SUMMARY)
+    told = message.additional_kwargs.get("lc_source") == "summarization"
+    return told or (isinstance(message, HumanMessage) and str(message.content).startswith(_SUMMARY))
 
 
 _SUMMARY = "Here is a summary of the conversation to date:"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from endstop.langgraph._audits import SEVERITIES, Costs, Cycle, EffectiveLimit, Finding, Rounds, WorstCase
 from endstop.langgraph._costs import costs_of, rounds_under
-from endstop.langgraph._graph_map import GraphCall, GraphMap, Node
+from endstop.langgraph._graph_map import Bounded, GraphCall, GraphMap, Node
 from endstop.langgraph._wiring import arrivals, wiring
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ class Facts:
     cycles: tuple[Cycle, ...]
     worst_case: WorstCase | None
     fan_out: Mapping[str, int]
+    bounded: Bounded | None = None
+
+    @property
+    def ends_at_any_limit(self) -> bool:
+        """Whether even the recursion limit ends a run in order."""
+        return self.bounded is not None and self.bounded.by == "bound"
 
     def at(self, node: str = "") -> str:
         """A node of this graph, or the graph, by its path in the whole."""
@@ -37,7 +43,9 @@ class Facts:
 
     @property
     def may_reach_limit(self) -> bool:
-        """Whether a run can go on until the recursion limit ends it."""
+        """Whether a run can go on until the recursion limit breaks it off."""
+        if self.ends_at_any_limit or (self.bounded is not None and self.limit.super_steps >= HIGH_LIMIT):
+            return False
         worst = self.worst_case
         return worst is None or worst.super_steps.number >= self.limit.super_steps
 
@@ -66,7 +74,7 @@ def effective_limit(facts: Facts) -> Iterator[Finding]:
 def unbounded_in_practice(facts: Facts) -> Iterator[Finding]:
     """A loop that only a limit of thousands ends."""
     loops = facts.worst_case is None and facts.graph.api == "graph"
-    if loops and facts.limit.super_steps >= HIGH_LIMIT:
+    if loops and facts.bounded is None and facts.limit.super_steps >= HIGH_LIMIT:
         uncapped = [cycle for cycle in facts.cycles if not cycle.caps]
         loop = f"the loop {uncapped[0]}" if uncapped else "a loop"
         more = f" and {len(uncapped) - 1} more" if len(uncapped) > 1 else ""
@@ -83,11 +91,12 @@ def unbounded_in_practice(facts: Facts) -> Iterator[Finding]:
 def no_round_can_finish(facts: Facts) -> Iterator[Finding]:
     """A limit under which every run raises."""
     if facts.costs is not None and facts.rounds is not None and facts.rounds.finish == 0:
+        ends = "is cut" if facts.ends_at_any_limit else "raises GraphRecursionError"
         least = max(facts.costs.entry + facts.costs.exit, facts.costs.least) + 1
         yield Finding(
             code="no_round_can_finish",
             severity="error",
-            explanation=f"Every run raises GraphRecursionError: even one whose model answers at once needs a limit of "
+            explanation=f"Every run {ends}: even one whose model answers at once needs a limit of "
             f"{least}, and this one is {facts.limit.super_steps}.",
             remedy=f"Give a recursion_limit of at least {least}.",
             where=facts.at(facts.costs.model),
@@ -96,7 +105,7 @@ def no_round_can_finish(facts: Facts) -> Iterator[Finding]:
 
 def worst_case_exceeds_limit(facts: Facts) -> Iterator[Finding]:
     """Local caps that add up to more than the recursion limit."""
-    if facts.worst_case is not None and facts.worst_case.super_steps.number >= facts.limit.super_steps:
+    if facts.worst_case is not None and facts.may_reach_limit:
         steps = facts.worst_case.super_steps
         may = "takes" if steps.exact else "may take up to"
         yield Finding(
@@ -136,7 +145,7 @@ def subagent_escapes_limit(facts: Facts) -> Iterator[Finding]:
     """Graphs called from code that have a limit of their own."""
     for node, call in _calls(facts.graph):
         tool, graph = call.tool, call.graph
-        if graph.bound_recursion_limit is not None and not call.takes_config:
+        if graph.bound_recursion_limit is not None and not call.takes_config and facts.bounded is None:
             caller = f"The tool {tool!r}" if tool else "The node"
             yield Finding(
                 code="subagent_escapes_limit",
@@ -153,7 +162,13 @@ def fan_out_multiplies(facts: Facts) -> Iterator[Finding]:
     """Work that the recursion limit counts as one super-step, however much it is."""
     for node, call in _calls(facts.graph):
         tool, graph = call.tool, call.graph
-        if tool and facts.rounds is not None and (inner := _rounds_inside(graph, facts.limit)) is not None:
+        counted = facts.bounded is not None
+        if (
+            tool
+            and not counted
+            and facts.rounds is not None
+            and (inner := _rounds_inside(graph, facts.limit)) is not None
+        ):
             outer = facts.rounds.called
             yield Finding(
                 code="fan_out_multiplies",
@@ -250,7 +265,7 @@ def configurable_limit_ignored(facts: Facts) -> Iterator[Finding]:
 
 def functional_api_unbounded(facts: Facts) -> Iterator[Finding]:
     """An entrypoint, whose tasks the recursion limit does not count."""
-    if facts.graph.api == "functional":
+    if facts.graph.api == "functional" and facts.bounded is None:
         yield Finding(
             code="functional_api_unbounded",
             severity="warning",
@@ -277,6 +292,19 @@ def limit_middleware_resets_on_resume(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def bounded(facts: Facts) -> Iterator[Finding]:
+    """Limits of endstop's that hold every run."""
+    if facts.graph.bounded is not None:
+        by, limits = facts.graph.bounded.by, facts.graph.bounded.limits
+        yield Finding(
+            code="bounded",
+            severity="info",
+            explanation=f"{by} ends every run inside {limits}: in order, with an answer, and it says how.",
+            remedy="The figures are those of the graph without it; it adds no super-step.",
+            where=facts.at(),
+        )
+
+
 _FINDERS = (
     configurable_limit_ignored,
     no_round_can_finish,
@@ -290,6 +318,7 @@ _FINDERS = (
     after_agent_skipped_on_limit,
     odd_limit_leaves_dangling_call,
     middleware_steps,
+    bounded,
     effective_limit,
 )
 

@@ -17,7 +17,7 @@ from endstop._limits import LimitHit
 from endstop._results import Rung, best_text, limit_reason, tool_digest
 from endstop.langgraph import _compat
 from endstop.langgraph._history import answers, final_notice, kernel_messages, repaired
-from endstop.langgraph._meter import Metered, usage_of
+from endstop.langgraph._meter import Metered
 from endstop.langgraph._pay import Request
 from endstop.langgraph._procedures import Call, InTime, OutOfTime, UserCall
 from endstop.langgraph._reading import read_graph
@@ -235,7 +235,7 @@ class Closer:
             purse.settle(payment, None)
             raise
         assert isinstance(answer, AIMessage)
-        purse.settle(payment, usage_of(answer))
+        purse.settle(payment, answer)
         if not answer.text.strip():
             return "the final answer was empty"
         return _without_calls(answer)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+from weakref import WeakKeyDictionary
+
+from endstop._budget import allowed_by_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from endstop._limits import PlanLimits
 
 START = "__start__"
 END = "__end__"
@@ -89,13 +94,45 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """What bounds every run of a graph, whatever it does: what it is bounded by, and the limits in words."""
+
+    by: Literal["bound", "BoundMiddleware"]
+    limits: str
+
+
+_bounded: WeakKeyDictionary[object, Bounded] = WeakKeyDictionary()
+
+
+def note_bounded(
+    holder: object, by: Literal["bound", "BoundMiddleware"], limits: PlanLimits, thread_limits: PlanLimits | None
+) -> None:
+    """Note for audits that a graph, or a middleware, holds runs to limits; those of one tool or node bound no run."""
+    of_run, of_thread = (_in_words(each) for each in (limits, thread_limits))
+    words = ", ".join([*of_run, *(f"{each} a thread" for each in of_thread)])
+    if words:
+        _bounded[holder] = Bounded(by=by, limits=words)
+
+
+def bounded_of(holder: object) -> Bounded | None:
+    """What was noted of a graph or a middleware; `None` where nothing was."""
+    return _bounded.get(holder)
+
+
+def _in_words(limits: PlanLimits | None) -> list[str]:
+    allowed = {} if limits is None else allowed_by_limit(limits)
+    of_runs = {name: most for name, most in allowed.items() if not name.startswith(("tool_limits", "node_limits"))}
+    return [name if name == "deadline" else f"{name}={most}" for name, most in of_runs.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphMap:
     """A compiled graph. `edges` are the declared ones; from the nodes in `unknown` the run may go anywhere.
 
     `api` is `functional` for an `@entrypoint`, whose tasks are not nodes and leave no edges. `bound_recursion_limit`
     was bound to the graph with `with_config`; `misplaced_recursion_limit` was put under `configurable`, where LangGraph
     does not look. `nodes` has `START` first and `END` last. `again` marks a graph that calls itself, where it stands
-    inside itself: it has no nodes there.
+    inside itself: it has no nodes there. `bounded` says what limits of endstop's its runs are held to.
     """
 
     name: str
@@ -106,6 +143,7 @@ class GraphMap:
     bound_recursion_limit: int | None = None
     misplaced_recursion_limit: int | None = None
     again: bool = False
+    bounded: Bounded | None = None
 
     def node(self, name: str) -> Node:
         """The node of this name; a `KeyError` where there is none."""

@@ -6,6 +6,7 @@ All functions here are pure: they return new lists and leave the messages that t
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 CUT_CALLS = "the model's answers were cut at its output cap, so that their tool calls are not whole"
 """What is added to the reason of a loop whose newest answer was cut."""
+
+_AT_END = re.compile(r"\n\n\[endstop: .*\]\Z", re.DOTALL)
+"""What `at_end` adds: it is the model's to read, and no part of what was found."""
 
 MARK = "endstop"
 """The key of `response_metadata` under which a message says how a run ended, or that a call was not run."""
@@ -99,6 +103,11 @@ def near_limits(hits: Sequence[LimitHit]) -> HumanMessage:
     return HumanMessage(limits_notice(hits))
 
 
+def at_end(notice: HumanMessage) -> str:
+    """A notice to the model as it stands at the end of a tool's result."""
+    return f"\n\n[endstop: {notice.text}]"
+
+
 def marked(message: AIMessage, ending: JsonObject) -> AIMessage:
     """The message with the ending of its run in its `response_metadata`."""
     return message.model_copy(update={"response_metadata": {**message.response_metadata, MARK: ending}})
@@ -163,7 +172,7 @@ def _kernel_message(index: int, message: BaseMessage) -> Message:
         return ToolReturn(
             call_id=message.tool_call_id,
             name=message.name or "",
-            content=clean_text(str(message.text)),
+            content=_AT_END.sub("", clean_text(str(message.text))),
             status="not_run" if skipped else "ok" if message.status == "success" else "error",
         )
     return UserMessage(content=_content(message))

@@ -19,10 +19,9 @@ from langgraph.errors import GraphBubbleUp
 
 from endstop._errors import PriceUnknown
 from endstop._limits import LOOP, TOOL_UNIT, LimitHit
-from endstop._messages import Usage
 from endstop._results import limit_reason
 from endstop.langgraph._compat import LANGCHAIN_CALLBACKS, ToolInvocationError, close_untold, node_of
-from endstop.langgraph._history import CUT_CALLS, near_limits, nudge, stopped, was_cut
+from endstop.langgraph._history import CUT_CALLS, at_end, near_limits, nudge, stopped, was_cut
 from endstop.langgraph._limits import NODE_UNIT, SUPER_STEPS
 from endstop.langgraph._pay import Request
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from langchain_core.messages import BaseMessage
+    from langchain_core.messages import BaseMessage, HumanMessage
     from langchain_core.messages import ToolCall as LangChainToolCall
     from langchain_core.outputs import LLMResult
 
@@ -198,7 +197,7 @@ class Meter(BaseCallbackHandler):
         if graph is not None:
             self._look_back(graph, sent)
         params: Mapping[str, Any] = kwargs.get("invocation_params") or {}
-        request = _request(sent, params, metadata or {})
+        request = _request(sent, params, metadata or {}, serialized)
         with self._lock:
             rounds = int(graph is None or graph.round_step != graph.step)
             payment = self._pay_model(request, rounds=rounds, for_answer=depth == self._base_depth)
@@ -231,7 +230,7 @@ class Meter(BaseCallbackHandler):
                     if graph.watch is not None:
                         graph.watch.asked(message)
         self.charges += 1
-        self._purse.settle(payment, usage_of(message))
+        self._purse.settle(payment, message)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Charge a model call that failed: one that was cut off has been sent, and is billed."""
@@ -518,9 +517,9 @@ class metered:
         _active.reset(self._token)
 
 
-def _tell(result: ToolMessage, notice: BaseMessage) -> None:
+def _tell(result: ToolMessage, notice: HumanMessage) -> None:
     """Tell the model something at the end of the newest result, where any graph takes it along."""
-    text = f"\n\n[endstop: {notice.text}]"
+    text = at_end(notice)
     if isinstance(result.content, str):
         result.content += text
     else:
@@ -545,8 +544,15 @@ def wall_time() -> datetime:
     return datetime.now(UTC)
 
 
-def _request(messages: Sequence[BaseMessage], params: Mapping[str, Any], metadata: Mapping[str, Any]) -> Request:
-    model = metadata.get("ls_model_name") or params.get("model") or params.get("model_name") or ""
+def _request(
+    messages: Sequence[BaseMessage],
+    params: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    serialized: Mapping[str, Any] | None,
+) -> Request:
+    model = metadata.get("ls_model_name") or params.get("model") or params.get("model_name")
+    if not model:  # It has no name, and its class must do.
+        model = ((serialized or {}).get("id") or [""])[-1]
     cap = metadata.get("ls_max_tokens") or params.get("max_tokens")
     return Request(messages=messages, model=str(model), cap=cap if isinstance(cap, int) else None)
 
@@ -555,14 +561,3 @@ def _message(response: LLMResult) -> AIMessage | None:
     generation = response.generations[0][0] if response.generations and response.generations[0] else None
     message = generation.message if isinstance(generation, ChatGeneration) else None
     return message if isinstance(message, AIMessage) else None
-
-
-def usage_of(message: AIMessage | None) -> Usage | None:
-    """What an answer took, where its provider tells."""
-    usage = message.usage_metadata if message is not None else None
-    if not usage:
-        return None
-    cached = (usage.get("input_token_details") or {}).get("cache_read")
-    return Usage(
-        input_tokens=usage["input_tokens"], output_tokens=usage["output_tokens"], cached_input_tokens=cached or 0
-    )

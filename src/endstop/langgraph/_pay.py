@@ -11,9 +11,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from endstop._budget import Amounts, Budget, Hold, usage_amounts
 from endstop._errors import PriceUnknown
-from endstop._estimate import MESSAGE_TOKENS, message_tokens, text_tokens
+from endstop._estimate import MESSAGE_TOKENS, message_tokens, text_tokens, turn_tokens
 from endstop._limits import LimitHit, Number, Pricing
-from endstop._messages import Usage
+from endstop._messages import ModelTurn, Usage
 from endstop._prices import GenaiPrices
 from endstop._purse import LEAST_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS
 from endstop.langgraph._history import kernel_messages
@@ -110,9 +110,14 @@ class GraphPurse:
         """The output tokens that the request may write; `None` where nothing limits them."""
         return int(payment.hold.amounts["output_tokens"]) if self._limited else None
 
-    def settle(self, payment: Payment, usage: Usage | None) -> None:
-        """Charge what the call used; `None` for one whose usage nobody tells: its input was sent and is billed."""
-        usage = usage or Usage(input_tokens=payment.input_tokens, measured=False)
+    def settle(self, payment: Payment, answer: AIMessage | None) -> None:
+        """Charge what the call used, estimated where the provider does not tell.
+
+        `None` is the answer of a call that was cut off: its input was sent and is billed.
+        """
+        usage = _usage(answer) or Usage(
+            input_tokens=payment.input_tokens, output_tokens=_written(answer), measured=False
+        )
         held = payment.hold.amounts
         cost = None if payment.price is None else payment.price.cost(usage)
         with self._lock:
@@ -214,6 +219,23 @@ class GraphPurse:
                 self._budget.name_price_source(price.source)
             self._known[model] = price
         return self._known[model]
+
+
+def _usage(answer: AIMessage | None) -> Usage | None:
+    """What an answer took, where its provider tells."""
+    usage = answer.usage_metadata if answer is not None else None
+    if not usage:
+        return None
+    cached = (usage.get("input_token_details") or {}).get("cache_read")
+    return Usage(
+        input_tokens=usage["input_tokens"], output_tokens=usage["output_tokens"], cached_input_tokens=cached or 0
+    )
+
+
+def _written(answer: AIMessage | None) -> int:
+    """The estimated output tokens of an answer."""
+    read = kernel_messages([answer]) if answer is not None else []
+    return sum(turn_tokens(turn) for turn in read if isinstance(turn, ModelTurn))
 
 
 def _estimate(messages: Sequence[BaseMessage]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import TYPE_CHECKING, Literal
 
+from langchain_core.tools import BaseTool
 from langgraph.types import Command, Send, interrupt
 
 from endstop._errors import ConfigError
@@ -12,6 +14,7 @@ from endstop.langgraph._agents import (
     REACT_HOOKS,
     hook_of,
     is_chat_model,
+    is_output_tool,
     middleware_of,
     parts_of,
     run_limit_of,
@@ -29,20 +32,24 @@ from endstop.langgraph._compat import (
     is_graph,
     is_library_code,
     is_model_function,
+    is_wrapped,
     paused_nodes,
     raw_graph,
+    task_name,
     way_without_jump,
 )
-from endstop.langgraph._graph_map import END, START, Edge, GraphCall, GraphMap, Node, NodeKind, Unknown
+from endstop.langgraph._graph_map import END, START, Edge, GraphCall, GraphMap, Node, NodeKind, Unknown, bounded_of
 from endstop.langgraph._reach import mentions, reachable, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from langchain_core.tools import BaseTool
-
     from endstop.langgraph._agents import RunLimit
     from endstop.langgraph._compat import AnyPregel
+    from endstop.langgraph._graph_map import Bounded
+
+
+_INVOKE = ("invoke", "ainvoke")
 
 
 def read_graph(graph: object) -> GraphMap:
@@ -54,13 +61,51 @@ def read_graph(graph: object) -> GraphMap:
     return _Reader().read(graph)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The names of all nodes and tools that a run of a graph can come to, in the graphs below it too, sorted.
+
+    `None` where that cannot be told: of an `@entrypoint`, and of a graph whose edges are written nowhere; of tools also
+    where no node runs tools, where middleware stands around them, and where the code of a tool or of a node invokes
+    something itself. A graph that code makes or is handed while it runs is not seen.
+    """
+
+    nodes: tuple[str, ...] | None
+    tools: tuple[str, ...] | None
+
+
+def names_of(graph: AnyPregel) -> Names:
+    """The names that the limits of a graph can be about."""
+    reader = _Reader()
+    try:
+        reader.read(graph)
+    except ConfigError:  # its edges are written nowhere
+        return Names(nodes=None, tools=None)
+    graphs = reader.graphs.values()
+    if any(read.api == "functional" for read in graphs):
+        return Names(nodes=None, tools=None)
+    nodes = {node.name for read in graphs for node in read.nodes if node.kind not in ("start", "end")}
+    return Names(
+        nodes=tuple(sorted(nodes | reader.tasks)), tools=tuple(sorted(reader.tools)) if reader.knows_tools else None
+    )
+
+
 @dataclass(slots=True)
 class _Reader:
     """Reads a graph and those below it: each once, however many use it, and one that stands inside itself not again."""
 
     graphs: dict[int, GraphMap] = field(default_factory=dict[int, GraphMap])
     around: set[int] = field(default_factory=set[int])
+    tools: set[str] = field(default_factory=set[str])
+    tasks: set[str] = field(default_factory=set[str])
+    runs_others: bool = False
     reached: dict[int, tuple[object, list[object]]] = field(default_factory=dict[int, tuple[object, list[object]]])
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether `tools` are all that nodes which run tools can run; they are none where there is no such node."""
+        runs_tools = any(node.kind == "tools" for graph in self.graphs.values() for node in graph.nodes)
+        return runs_tools and not self.runs_others
 
     def read(self, graph: object) -> GraphMap:
         if is_builder(graph):
@@ -96,7 +141,23 @@ class _Reader:
             api="functional" if raw is None else "graph",
             bound_recursion_limit=_number(bound_config(graph).get("recursion_limit")),
             misplaced_recursion_limit=_number(bound_configurable(graph).get("recursion_limit")),
+            bounded=bounded_of(graph) or self._bounded_inside(raw),
         )
+
+    def _bounded_inside(self, raw: RawGraph | None) -> Bounded | None:
+        """What a middleware of an agent, which wraps its model's calls, holds it to."""
+        return next(filter(None, map(bounded_of, self._wrapping(raw))), None) if raw else None
+
+    def _wrapping(self, raw: RawGraph) -> list[object]:
+        """The middleware around the model calls of an agent."""
+        functions = (function for node in raw.nodes for function in node.functions)
+        methods = (one for one in self._reach(filter(is_model_function, functions)) if isinstance(one, MethodType))
+        return [method.__self__ for method in methods if middleware_of([method])]
+
+    def _may_ask_again(self, raw: RawGraph, router: object) -> bool:
+        """Whether the model of an agent may be called again without a tool; what only bounds it never asks for that."""
+        wrapping = self._wrapping(raw)
+        return not wrapping or not all(map(bounded_of, wrapping)) or any(map(is_output_tool, self._reach([router])))
 
     def _nodes(self, raw: RawGraph, pausing: frozenset[str]) -> list[Node]:
         """All nodes, those capped that a limit middleware guards."""
@@ -122,6 +183,12 @@ class _Reader:
         kind: NodeKind = "hook" if hook else "model" if calls_model else "tools" if held else "node"
         tools = list(held[0].values()) if kind == "tools" else []
         asked = [*objects, *(found for tool in tools for found in self._reach(tool_functions(tool)))]
+        self.tools.update(tool.name for tools_held in held for tool in tools_held.values())
+        self.tools.update(found.name for found in asked if isinstance(found, BaseTool))
+        self.tasks.update(filter(None, map(task_name, asked)))
+        code = raw.functions if kind == "node" else [function for tool in tools for function in tool_functions(tool)]
+        wrapped = any(map(is_wrapped, (raw.runnable, *objects)))
+        self.runs_others = self.runs_others or wrapped or any(mentions(one, word) for one in code for word in _INVOKE)
         calls = (*self._calls(raw.functions), *(call for tool in tools for call in self._calls_of_tool(tool)))
         return Node(
             name=raw.name,
@@ -154,6 +221,8 @@ class _Reader:
             plain = Edge(source=branch.source, target=END, kind="branch", group=branch.name)
             default = way_without_jump(branch.function)
             for edge in self._chosen(plain, branch.ends or {}, (branch.function,), tools):
+                if edge.target == edge.source and not self._may_ask_again(raw, branch.function):
+                    continue
                 yield edge if default in (None, edge.target) else replace(edge, kind="jump")
         for node in raw.nodes:
             plain = Edge(source=node.name, target=END, kind="command", group="Command")

@@ -26,7 +26,7 @@ from endstop.langgraph._reading import read_graph
 from endstop.langgraph._worst import worst_case
 
 if TYPE_CHECKING:
-    from endstop.langgraph._graph_map import GraphMap
+    from endstop.langgraph._graph_map import Bounded, GraphMap
 
 EntryPoint: TypeAlias = Literal[
     "invoke",
@@ -85,7 +85,7 @@ def audit(
         _check_number(f"fan_out[{place!r}]", count, least=1)
         if "->" in place or not _is_place(place, read):
             raise ConfigError("fan_out", place, f"name a node; the nodes are {', '.join(_names(read))}")
-    return _audit(read, "", _limit_of(read, recursion_limit, entry_point), given)
+    return _audit(read, "", _limit_of(read, recursion_limit, entry_point), given, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,8 @@ class _Given:
         return _Given(caps=_below(self.caps, node), fan_out=_below(self.fan_out, node))
 
 
-def _audit(graph: GraphMap, path: str, limit: EffectiveLimit, given: _Given) -> Audit:
+def _audit(graph: GraphMap, path: str, limit: EffectiveLimit, given: _Given, around: Bounded | None) -> Audit:
+    bounded = graph.bounded or around
     caps = {name: count for name, count in given.caps.items() if _is_own(name, graph)}
     for node in graph.nodes:
         if node.cap is not None:
@@ -118,9 +119,10 @@ def _audit(graph: GraphMap, path: str, limit: EffectiveLimit, given: _Given) -> 
         cycles=cycles,
         worst_case=None if graph.api == "functional" else worst_case(graph, caps, fan_out),
         fan_out=fan_out,
+        bounded=bounded,
     )
     subgraphs = tuple(
-        _audit(node.subgraph, facts.at(node.name), _limit_below(node.subgraph, limit), given.below(node.name))
+        _audit(node.subgraph, facts.at(node.name), _limit_below(node.subgraph, limit), given.below(node.name), bounded)
         for node in graph.nodes
         if node.subgraph is not None and not node.subgraph.again
     )
@@ -136,6 +138,7 @@ def _audit(graph: GraphMap, path: str, limit: EffectiveLimit, given: _Given) -> 
         caps=caps,
         fan_out=fan_out,
         findings=by_gravity([*findings_of(facts), *(finding for below in subgraphs for finding in below.findings)]),
+        bounded=bounded,
         subgraphs=subgraphs,
     )
 

@@ -14,10 +14,13 @@ from endstop._loops import LoopDetector, LoopPolicy
 from endstop.langgraph._account import Terms, check_terms
 from endstop.langgraph._compat import is_graph
 from endstop.langgraph._finish import finisher_of
+from endstop.langgraph._graph_map import note_bounded
 from endstop.langgraph._ledger import MemoryLedger, check_ledger
 from endstop.langgraph._leg import Bounds, Leg, Request
+from endstop.langgraph._limits import GraphLimits
 from endstop.langgraph._meter import metered
 from endstop.langgraph._procedures import Alarm, aperform, perform
+from endstop.langgraph._reading import names_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -59,7 +62,8 @@ def bound(
     the graph itself is returned.
 
     Raises:
-        ConfigError: it is no compiled graph, or is bound already, or a value cannot be used.
+        ConfigError: it is no compiled graph, or is bound already, or a value cannot be used, or limits name a node or
+            a tool that the graph does not have (of what cannot be read of a graph, any name is taken).
 
     A run raises what the graph raises, and:
         LimitExceeded: a limit is reached under `on_limit="raise"`; the error has the state.
@@ -75,6 +79,9 @@ def bound(
     check_ledger(ledger)
     if loops is None and thread_limits is None and not limits.limits_anything:
         return graph
+    _check_names(graph, "", limits)
+    if thread_limits is not None:
+        _check_names(graph, "thread_limits.", thread_limits)
     made = finisher_of(graph, finish)
     asks = limits.on_limit == "answer"
     terms = Terms(
@@ -90,9 +97,22 @@ def bound(
     return _bind(graph, Bounds(terms=terms, finisher=made, ledger=ledger, memory=memory))
 
 
+def _check_names(graph: Pregel[Any, Any, Any, Any], field: str, limits: PlanLimits) -> None:
+    nodes = limits.node_limits if isinstance(limits, GraphLimits) else dict[str, int]()
+    if not nodes and not limits.tool_limits:
+        return
+    names = names_of(graph)
+    for kind, named, known in (("node", nodes, names.nodes), ("tool", limits.tool_limits, names.tools)):
+        missing = next((name for name in named if known is not None and name not in known), None)
+        if missing is not None:
+            raise ConfigError(f"{field}{kind}_limits", missing, f"name a {kind} of the graph: {', '.join(known or ())}")
+
+
 def _bind(graph: GraphT, bounds: Bounds) -> GraphT:
     kind: type[GraphT] = _bound_class(type(graph))
-    return _twin(graph, kind, endstop=(graph, bounds))
+    twin = _twin(graph, kind, endstop=(graph, bounds))
+    note_bounded(twin, "bound", bounds.terms.limits, bounds.terms.thread_limits)
+    return twin
 
 
 def _twin(graph: GraphT, kind: type[GraphT], **more: object) -> GraphT:

@@ -22,6 +22,7 @@ from endstop.langgraph._account import check_terms
 from endstop.langgraph._agent_run import Bounds, LiveRuns, begins_run, new_record
 from endstop.langgraph._agent_visits import AnyRequest, AnyResponse, ModelVisit, ToolVisit
 from endstop.langgraph._channels import ENDING, LEG, RECORD, BoundState, RunRecord, head_of
+from endstop.langgraph._graph_map import note_bounded
 from endstop.langgraph._limits import GraphLimits
 from endstop.langgraph._meter import active_meter
 
@@ -85,6 +86,7 @@ class BoundMiddleware(AgentMiddleware[BoundState, Any]):
         )
         self._is_idle = detector is None and thread_limits is None and not limits.limits_anything
         self._live = LiveRuns()
+        note_bounded(self, "BoundMiddleware", limits, thread_limits)
 
     def wrap_model_call(self, request: AnyRequest, handler: Callable[[AnyRequest], AnyResponse]) -> AnyResponse:
         """Make the request if it fits the limits, else the last one, else end without."""
