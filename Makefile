@@ -26,8 +26,8 @@ help:  ## list the targets
 demo: .venv/.stamp  ## watch a real model work inside a budget (ARGS="--small")
 	@$(BIN)/endstop demo $(ARGS)
 
-test: .venv/.stamp  ## run the tests (ARGS="-k budget")
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.stamp  ## run the tests (ARGS="-k budget"; ARGS="-n 0" in one process)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 coverage: .venv/.stamp  ## run the tests and demand full branch coverage
 	$(BIN)/coverage erase
