@@ -182,7 +182,7 @@ async def test_silence(server: FakeOpenAI) -> None:
         server.replies.append(reply)
         async with client() as sender:
             with pytest.raises(httpx.ReadTimeout):
-                await sender.post(server.base_url, json={}, timeout=0.05)
+                await sender.post(server.base_url, json={}, timeout=httpx.Timeout(30, read=0.05))
 
 
 async def test_a_server_that_reads_nothing() -> None:
@@ -194,7 +194,7 @@ async def test_a_server_that_reads_nothing() -> None:
 
     async with listening(wait) as url, client() as sender:
         with pytest.raises(httpx.WriteTimeout):
-            await sender.post(url, content=b"x" * 200_000_000, timeout=0.1)
+            await sender.post(url, content=b"x" * 200_000_000, timeout=httpx.Timeout(30, write=0.1))
 
 
 async def test_a_server_that_is_not_there() -> None:
