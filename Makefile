@@ -6,7 +6,7 @@ UV = $(shell command -v uv || echo $(BIN)/uv)
 HOUSE := tests/test_house_rules.py tests/test_imports.py tests/test_public_names.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage check format bench docs overshoot cases agreement sizes lock lowest newest wheel-test clean
+.PHONY: help demo test coverage check format bench docs overshoot cases agreement fuzz sizes parity lock lowest newest wheel-test clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile | awk -F': ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,6 +21,10 @@ help:  ## list the targets
 
 .venv-bench/.stamp: requirements/bench.txt pyproject.toml scripts/venv.sh
 	@sh scripts/venv.sh .venv-bench requirements/bench.txt editable
+	@touch $@
+
+.venv-parity/.stamp: requirements/parity.txt pyproject.toml scripts/venv.sh
+	@sh scripts/venv.sh .venv-parity requirements/parity.txt editable
 	@touch $@
 
 demo: .venv/.stamp  ## watch a real model work inside a budget (ARGS="--small")
@@ -61,6 +65,12 @@ cases: .venv/.stamp  ## run the reported symptoms, as they are today and with en
 
 agreement: .venv/.stamp  ## compare the audit with real runs of 41 wirings at every limit
 	@$(BIN)/python scripts/audit_agreement.py $(ARGS)
+
+parity: .venv-parity/.stamp  ## run LangChain's own agent tests on the cutover (ARGS="--json")
+	@.venv-parity/bin/python scripts/parity.py $(ARGS)
+
+fuzz: .venv/.stamp  ## compare 50,000 random turns on the kernel with the same on LangGraph (EXAMPLES=...)
+	ENDSTOP_FUZZ_EXAMPLES=$(or $(EXAMPLES),50000) $(BIN)/python -m pytest -q tests/cutover/test_parity_fuzz.py $(ARGS)
 
 sizes: .venv/.stamp  ## print the lengths of files and functions
 	@$(BIN)/python scripts/sizes.py

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import audits, bounds, concurrency, deltas, http, imports, rounds
+from benchmarks import audits, bounds, concurrency, cutover, deltas, http, imports, rounds
 from benchmarks.measure import Effort, Table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -50,6 +50,12 @@ BENCHMARKS = {
     "http-rounds": Benchmark(title="CPU a round, over HTTP", run=http.run_rounds, passes=5, quick_passes=3),
     "http-deltas": Benchmark(title="CPU a piece of text, over HTTP", run=http.run_pieces, passes=5, quick_passes=3),
     "audit": Benchmark(title="Audit", run=audits.run, passes=9, quick_passes=3),
+    "cutover": Benchmark(
+        title="CPU of a turn on the kernel, beside the same turn on LangGraph",
+        run=cutover.run,
+        passes=15,
+        quick_passes=5,
+    ),
     "bound": Benchmark(title="CPU of limits around an agent of LangChain", run=bounds.run, passes=15, quick_passes=5),
     "imports": Benchmark(title="Import", run=imports.run, passes=7, quick_passes=3),
 }

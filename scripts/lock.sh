@@ -16,6 +16,8 @@ compile() {
 mkdir -p requirements
 compile --generate-hashes --all-extras --group dev -o requirements/dev.txt "$@"
 compile --generate-hashes -c requirements/dev.txt -o requirements/base.txt "$@"
+compile --generate-hashes --extra langchain --extra langgraph --group build --group parity -c requirements/dev.txt \
+    -o requirements/parity.txt "$@"
 compile --generate-hashes --group bench --group build --all-extras -o requirements/bench.txt "$@"
 
 # The lowest versions of what the package itself names, under the test tools of today.

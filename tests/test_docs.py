@@ -20,6 +20,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cyclopts import App
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCS = sorted(path for path in [README, *(ROOT / "docs").rglob("*.md")] if path.is_file())
@@ -116,9 +118,17 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def commands() -> dict[str, str | None]:
-    """Each command of the command line with its help."""
-    app = importlib.import_module("endstop.cli").app
-    return {name: inspect.getdoc(app[name].default_command) for name in app if not name.startswith("-")}
+    """Each command of the command line, those below another included, with its help."""
+
+    def found(app: App, above: str = "") -> Iterator[tuple[str, str | None]]:
+        for name in app:
+            if name.startswith("-"):
+                continue
+            command = app[name]
+            yield f"{above}{name}", inspect.getdoc(command.default_command) if command.default_command else command.help
+            yield from found(command, f"{above}{name} ")
+
+    return dict(found(importlib.import_module("endstop.cli").app))
 
 
 def page_name(page: Path) -> str:

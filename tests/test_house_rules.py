@@ -35,6 +35,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "src/endstop/cli.py::main": "the outermost handler: a person gets a line, not a traceback",
         "src/endstop/_tools.py::said": "an exception that cannot say what it is must still be told of",
         "src/endstop/models/langchain.py::_at_edge": "the one edge to providers whose errors share no base class",
+        "src/endstop/cutover/_body.py::TurnModel.respond": "whatever a node raises is the caller's error, as it is",
+        "src/endstop/cutover/_body.py::_answer": "whatever a tool raises is the caller's error, as it is",
+        "src/endstop/cutover/envelope.py::_changes": "a function that fails on the probe does not just pass it on",
+        "src/endstop/cutover/_turn.py::Turn._run": "adds the note that LangGraph adds, and raises it again",
+        "src/endstop/cutover/replay.py::_run": "whatever the replayed agent raises is its end, and on its tape",
         "src/endstop/langgraph/_finish.py::Closer._answer": "whatever a chat model raises, the next rung ends the run",
         "src/endstop/langgraph/_finish.py::Closer._made": "whatever the caller's own ending raises, the next rung does",
         "src/endstop/langgraph/_procedures.py::aperform": "the error of an action goes back to what asked for it",
@@ -45,6 +50,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "tests/langgraph/test_bound.py::test_code_that_swallows_the_refusal_cannot_spend.stubborn": "what users write",
         "tests/langgraph/test_meter.py::test_a_refused_tool_that_a_tool_calls_is_told_to_it.think": "what users write",
         "src/endstop/testing/models.py::check_model": "whatever an adapter raises is the finding of the check",
+        "tests/cutover/scripts.py::seen": "whatever either body raises is compared",
+        "tests/cutover/test_turn.py::heard": "whatever either body raises is compared",
     },
     "imports_stand_at_the_top": {
         "src/endstop/_pauses.py::bad_schema": "needed only where a tool asks a person; a third of the import time",
@@ -59,6 +66,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "src/endstop/turn_observation.py::observe_recall": "the type that the contract gives",
     },
     "records_are_frozen_slotted_keyword_only": {
+        "src/endstop/cutover/_turn.py::Task": "filled while a node is executed",
         "src/endstop/_tools.py::Batch": "filled while the calls of one turn are answered",
         "src/endstop/_state.py::RunState": "the one mutable record of a run",
         "src/endstop/turn_observation.py::TurnObservation": "by contract one object that a turn writes into",

@@ -28,6 +28,7 @@ PYDANTIC = {"pydantic", "pydantic_core"}
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"anyio", "typing_extensions"},
     "_audit_cli": {"cyclopts"},
+    "_cutover_cli": {"cyclopts"},
     "_outputs": PYDANTIC,
     "_pauses": {"jsonschema"},
     "_prices": {"genai_prices"},
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_tools": PYDANTIC,
     "_options": {"cyclopts", "rich"},
     "cli": {"cyclopts", "rich"},
+    "cutover": {"langchain", "langchain_core", "langgraph"} | PYDANTIC,
     "demo": {"cyclopts", "httpx", "rich", "xllamacpp"} | PYDANTIC,
     "langchain_tools": {"langchain_core"} | PYDANTIC,
     "langgraph": {"langchain", "langchain_core", "langgraph", "networkx"} | PYDANTIC,

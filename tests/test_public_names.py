@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import endstop
+import endstop.cutover
 import endstop.langgraph
 
 PUBLIC_NAMES = [
@@ -129,3 +130,46 @@ def test_the_langgraph_side_has_these_names() -> None:
         "guarded",
     ]
     assert [name for name in endstop.langgraph.__all__ if not hasattr(endstop.langgraph, name)] == []
+
+
+def test_the_cutover_has_these_names() -> None:
+    """What those who move an agent import from `endstop.cutover`; each is imported when it is first asked for."""
+    assert endstop.cutover.__all__ == [
+        "AgentConfig",
+        "AgentError",
+        "AgentResponse",
+        "Call",
+        "CutoverAgent",
+        "Eligible",
+        "Fallbacks",
+        "MemoryTurnLedger",
+        "RecursionExhaustedError",
+        "Refusal",
+        "ReplayReport",
+        "Rounds",
+        "SqliteTurnLedger",
+        "StreamChunk",
+        "Switches",
+        "TurnLedger",
+        "TurnRecord",
+        "as_chunk",
+        "as_legacy_messages",
+        "as_response",
+        "check",
+        "create_agent",
+        "create_react_agent",
+        "cut_over",
+        "default_ledger",
+        "default_switches",
+        "fallbacks",
+        "legacy_graph",
+        "open_ledger",
+        "record",
+        "replay_agent",
+        "rounds_for_graph",
+        "rounds_for_recursion_limit",
+        "settle_shadows",
+        "use_ledger",
+        "use_switches",
+    ]
+    assert [name for name in endstop.cutover.__all__ if not hasattr(endstop.cutover, name)] == []

@@ -99,6 +99,11 @@ app.command(
     help="Say what a LangGraph graph can do under its limits, without running it.",
 )
 app.command(
+    "endstop._cutover_cli:cutover",
+    name="cutover",
+    help="Move the callers of a LangGraph agent to the kernel, one turn at a time.",
+)
+app.command(
     "endstop.testing.commands:conformance", name="conformance", help="Check whether an agent loop keeps its limits."
 )
 

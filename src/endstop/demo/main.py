@@ -47,7 +47,10 @@ You answer a question about a folder of documents. You know nothing about it yet
 First search, then open the best section, then quote the sentence that answers the question, then answer in one or two \
 sentences with what the quote says. Never repeat a call."""
 
-PAGES_ON_GRAPHS = frozenset({"audit.md", "bound.md", "cases.md", "middleware.md", "research.md"})
+PAGES_ON_GRAPHS = frozenset(
+    {"audit.md", "bound.md", "cases.md", "cutover.md", "envelope.md", "facade.md", "ledger.md", "middleware.md"}
+    | {"projection.md", "replay.md", "research.md"}
+)
 """Pages that the demo does not search: they speak of truncated runs of another kind, and a small model takes one for
 the other."""
 
