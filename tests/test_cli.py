@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import App
 
 from endstop import AgentResult, RunState, ToolReturn
 from endstop.cli import Exit, app, main
@@ -429,11 +430,18 @@ def test_the_version_is_that_of_the_package(endstop: Endstop) -> None:
     assert endstop("--version").out == f"endstop {importlib.metadata.version('endstop')}\n"
 
 
-@pytest.mark.parametrize("name", [name for name in app if not name.startswith("-")])
+def commands(below: App = app, path: str = "") -> list[str]:
+    """Every command that does something, those of a command with commands of its own included."""
+    named = [(f"{path}{name}", below[name]) for name in below if not name.startswith("-")]
+    own = [name for name, command in named if command.default_command]
+    return own + [name for path, command in named for name in commands(command, f"{path} ")]
+
+
+@pytest.mark.parametrize("name", commands())
 def test_every_option_is_explained(name: str, endstop: Endstop, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--help` has a text for each, at 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    text = endstop(name, "--help").out
+    text = endstop(*name.split(), "--help").out
     options = re.findall(r"(?m)^│ (?:\* +)?(--[\w-]+|[A-Z]+)(?: --[\w-]+)? +(.*)│$", text)
     assert options
     assert [option for option, help_text in options if not help_text.strip()] == []

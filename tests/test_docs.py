@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from endstop.cutover.ledger import MemoryTurnLedger, use_ledger
+from endstop.cutover.switches import use_switches
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -129,6 +132,15 @@ def commands() -> dict[str, str | None]:
             yield from found(command, f"{above}{name} ")
 
     return dict(found(importlib.import_module("endstop.cli").app))
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was() -> Iterator[None]:
+    """A page may set the switches and the ledger of the process; what comes after it finds them as they were."""
+    ledger, switches = use_ledger(MemoryTurnLedger()), use_switches(None)
+    yield
+    use_ledger(ledger)
+    use_switches(switches)
 
 
 def page_name(page: Path) -> str:

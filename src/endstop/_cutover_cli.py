@@ -7,10 +7,10 @@ import json
 import sys
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - the command line is built of the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from endstop._errors import ConfigError
 from endstop._options import text_option
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
     from endstop.langgraph._compat import AnyPregel
 
-cutover = App(name="cutover", help="Move the callers of a LangGraph agent to the kernel, one turn at a time.")
-"""The commands below `endstop cutover`."""
-
 _SPEC = "The agent's graph: `package.module:name`, `file.py:name`, or `folder:name` of a package's folder."
 
 
-@cutover.command
 def check(
     spec: Annotated[str, Parameter(help=_SPEC)],
     /,
@@ -51,7 +47,6 @@ def check(
     return 1 if refusals else 0
 
 
-@cutover.command
 def replay(
     tape: Annotated[Path, Parameter(help="What `record` wrote.")],
     spec: Annotated[str, Parameter(help="The agent, made by `endstop.cutover.create_agent` or `create_react_agent`.")],
@@ -76,7 +71,6 @@ def replay(
     return found.exit_code
 
 
-@cutover.command
 def report(
     ledger: Annotated[Path, Parameter(help="The file that `SqliteTurnLedger` writes.")],
     /,

@@ -98,11 +98,17 @@ app.command(
     name="audit",
     help="Say what a LangGraph graph can do under its limits, without running it.",
 )
-app.command(
-    "endstop._cutover_cli:cutover",
-    name="cutover",
-    help="Move the callers of a LangGraph agent to the kernel, one turn at a time.",
+cutover = App(name="cutover", help="Move the callers of a LangGraph agent to the kernel, one turn at a time.")
+cutover.command(
+    "endstop._cutover_cli:check",
+    name="check",
+    help="Say whether the kernel would serve an agent's turns, and what is in the way.",
 )
+cutover.command(
+    "endstop._cutover_cli:replay", name="replay", help="Run recorded turns again on the kernel, and say what differs."
+)
+cutover.command("endstop._cutover_cli:report", name="report", help="Say what ran where, what fell back and why.")
+app.command(cutover)
 app.command(
     "endstop.testing.commands:conformance", name="conformance", help="Check whether an agent loop keeps its limits."
 )

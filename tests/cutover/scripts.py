@@ -310,6 +310,12 @@ class Script:
         return agent
 
     @property
+    def parts_ways(self) -> bool:
+        """Whether a tool says where to go, beside where the agent goes by itself."""
+        turns = [calls for calls in self.answers if isinstance(calls, tuple)]
+        return any(isinstance(call, Call) and call.tool == "leave" for calls in turns for call in calls)
+
+    @property
     def options(self) -> dict[str, Any]:
         """What the caller asks for besides the turn itself."""
         if self.surface in ("invoke", "ainvoke"):
@@ -354,7 +360,7 @@ def seen(agent: Any, script: Script) -> list[object]:
     """All that a caller sees of the turn, ids apart.
 
     What ran side by side is in one order, whichever was first, and left out where one of them ended the turn: how far
-    the others came is chance.
+    the others came is chance. Where a tool sends the agent to its model, different nodes run side by side from then on.
     """
     given = {"messages": [HumanMessage("hi", id="question")]}
     config = {"recursion_limit": script.limit}
@@ -370,7 +376,8 @@ def seen(agent: Any, script: Script) -> list[object]:
             asyncio.run(_astreamed(agent, given, config, script, told))
     except Exception as error:  # whatever ends the turn is what the caller sees
         told.append((type(error), str(error), getattr(error, "__notes__", [])))
-    return _in_one_order([_plain(one) for one in told])
+    ordered = _in_one_order([_plain(one) for one in told])
+    return sorted(ordered, key=str) if script.parts_ways else ordered
 
 
 async def _astreamed(agent: Any, given: Any, config: Any, script: Script, told: list[object]) -> None:

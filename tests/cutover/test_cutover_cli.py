@@ -72,7 +72,7 @@ def test_check_of_what_is_no_graph_says_so(cutover: Command) -> None:
 def test_replay_prints_a_report_and_writes_a_page(cutover: Command, tmp_path: Path) -> None:
     _tape(tmp_path / "turns.jsonl")
     code, out, _ = cutover("replay", "turns.jsonl", "moving_agents.py:agent", "--html", "report.html")
-    assert code == 0
+    assert code == 0, out
     assert out.startswith("1 turns: 1 same")
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

@@ -31,6 +31,7 @@ from endstop.cutover.ledger import (
     TurnRecord,
     default_ledger,
     fallbacks,
+    keep,
     open_ledger,
     spent_amounts,
     use_ledger,
@@ -416,6 +417,18 @@ def test_a_file_that_is_gone_is_told_of_by_each_use(file: Path) -> None:
     assert not file.exists()
 
 
+def test_a_turn_that_cannot_be_recorded_is_over_all_the_same(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has what the ledger lost; a ledger that can be written has it, and the log nothing."""
+    broken, whole = SqliteTurnLedger(file), MemoryTurnLedger()
+    file.unlink()
+    keep(TURN, whole)
+    assert list(whole.records()) == [TURN]
+    assert caplog.messages == []
+    keep(TURN, broken)
+    (message,) = caplog.messages
+    assert message.startswith("a turn of invocation.run served by kernel is not recorded: the ledger")
+
+
 def test_a_damaged_file_or_record_is_told_of(file: Path) -> None:
     """A report never counts around it."""
     ledger = SqliteTurnLedger(file)
@@ -426,6 +439,14 @@ def test_a_damaged_file_or_record_is_told_of(file: Path) -> None:
     file.write_bytes(b"\0" * file.stat().st_size)
     with pytest.raises(LedgerError, match="not a database"):
         ledger.add(TURN)
+
+
+def test_threads_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """One of them makes it, and none is told that it is busy."""
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(30):
+            files = [tmp_path / f"{number}.db"] * 8
+            assert [ledger.fallbacks(RUN).turns for ledger in pool.map(SqliteTurnLedger, files)] == [0] * 8
 
 
 ADDING = """

@@ -107,8 +107,11 @@ def configurable(config: RunnableConfig) -> dict[str, Any]:
 
 
 def with_handler(config: RunnableConfig | None, handler: BaseCallbackHandler) -> RunnableConfig:
-    """The configuration with one callback handler more; LangChain's own merging would drop a limit of 25."""
-    return merge_configs(config, {"callbacks": [handler]})
+    """The configuration with one callback handler more."""
+    merged = merge_configs(config, {"callbacks": [handler]})
+    if config is not None and "recursion_limit" in config:
+        merged["recursion_limit"] = config["recursion_limit"]  # LangChain and older LangGraph drop a limit of 25
+    return merged
 
 
 def inside_a_graph(config: RunnableConfig) -> bool:

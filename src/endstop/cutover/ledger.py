@@ -282,17 +282,10 @@ def _prepare(connection: sqlite3.Connection) -> None:
             # Another process may have made them meanwhile.
             for statement in _SCHEMA if _is_new(connection) else ():
                 connection.execute(statement)
-    _write_ahead(connection)
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Let readers and a writer not wait for each other, which is faster and no more."""
-    try:
+    # Readers and writers then wait less for each other. SQLite refuses while others are at work, and does not wait for
+    # them; all is right without it, and the next to open the file tries again.
+    with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = WAL")
-    except sqlite3.OperationalError as error:
-        # SQLite does not wait for others here. The next to open the file tries again, and all is right until then.
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-            raise
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, assert_never, get_args
 
 from endstop._errors import ConfigError
 
@@ -79,6 +79,8 @@ class Setting:
                 return "kernel"
             case "canary":
                 return "kernel" if (random() if thread_id is None else position(thread_id)) < self.share else "legacy"
+            case _:
+                assert_never(self.mode)
 
     def __str__(self) -> str:
         """The setting as it is written: `canary=0.05`."""
@@ -229,11 +231,10 @@ class _SettingsFile:
 
     def current(self) -> _Reading:
         """The settings that hold now; older ones where the file can no longer be used."""
-        if self._has_changed():
-            with self._lock:
-                if self._has_changed():
-                    self._read_again()
-        return self._reading
+        with self._lock:
+            if self._has_changed():
+                self._read_again()
+            return self._reading
 
     def _has_changed(self) -> bool:
         try:
