@@ -39,6 +39,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "src/endstop/cutover/_body.py::_answer": "whatever a tool raises is the caller's error, as it is",
         "src/endstop/cutover/envelope.py::_changes": "a function that fails on the probe does not just pass it on",
         "src/endstop/cutover/_turn.py::Turn._run": "adds the note that LangGraph adds, and raises it again",
+        "src/endstop/cutover/ledger.py::keep": "whatever a ledger raises, the turn that it tells of is over and paid",
         "src/endstop/cutover/replay.py::_run": "whatever the replayed agent raises is its end, and on its tape",
         "src/endstop/langgraph/_finish.py::Closer._answer": "whatever a chat model raises, the next rung ends the run",
         "src/endstop/langgraph/_finish.py::Closer._made": "whatever the caller's own ending raises, the next rung does",

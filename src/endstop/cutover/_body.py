@@ -104,6 +104,10 @@ async def run_turn(turn: Turn, tools: Sequence[Tool], *, name: str) -> Spent | N
         result = await agent.run("(the input of the turn)", deps=agent.model)
     except (_EndedElsewhere, ToolFatal):
         return None
+    except BaseExceptionGroup:
+        if turn.failure is None:
+            raise
+        return None  # what a tool raised beside others is the caller's, and not the group that it came out in
     return result.spent
 
 
@@ -143,10 +147,17 @@ def _ask_again(turn: Turn) -> ToolCall:
 
 
 def _model_turn(answer: AIMessage | None, calls: Sequence[ToolCall] = ()) -> ModelTurn:
-    usage = answer.usage_metadata if answer is not None else None
     return ModelTurn(
         text=str(answer.text) if answer is not None else "",
         tool_calls=tuple(calls),
         finish_reason="tool_calls" if calls else "stop",
-        usage=Usage(input_tokens=usage["input_tokens"], output_tokens=usage["output_tokens"]) if usage else None,
+        usage=_usage(answer),
     )
+
+
+def _usage(answer: AIMessage | None) -> Usage | None:
+    """What the answer says that it took; a part of it, as some providers and fakes give, is none."""
+    told: Any = answer.usage_metadata if answer is not None else None
+    if not told or "input_tokens" not in told or "output_tokens" not in told:
+        return None
+    return Usage(input_tokens=told["input_tokens"], output_tokens=told["output_tokens"])

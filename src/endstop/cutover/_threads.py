@@ -10,11 +10,13 @@ import asyncio
 import copy
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from langchain_core.messages import RemoveMessage
 from langgraph.channels.binop import BinaryOperatorAggregate
 from langgraph.channels.ephemeral_value import EphemeralValue
 from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.constants import START
 from langgraph.errors import GraphInterrupt
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Command, Interrupt, PregelTask, StateUpdate
 
 from endstop.cutover._driving import outside_the_loop
@@ -48,24 +50,27 @@ def state_of(graph: Graph, saved: CheckpointTuple | None) -> GraphState:
     return GraphState(channels, builder.managed)
 
 
-def thread_update(graph: Graph, last_node: str, written: Sequence[Write], newest: Sequence[Write]) -> object:
-    """What `update_state` is handed for a turn that wrote this.
+def thread_update(graph: Graph, turn: Turn) -> object:
+    """What `update_state` is handed for a turn.
 
-    A key with a reducer gets every write, in order; any other its last. What lives for one super-step only is there
-    if the newest wrote it: the branch that says where the graph goes next may read it.
+    Messages are given as they are in the turn's state, so that the thread knows them by the ids that the caller got.
+    Any other key with a reducer gets every write, in order, and one without its last. What lives for one super-step
+    only is there if the newest wrote it: the branch that says where the graph goes next may read it.
     """
     channels = graph.builder.channels
     updates: list[Write] = []
     single: dict[str, object] = {}
-    for key, value in written:
+    for key, value in turn.written:
         channel = channels.get(key)
-        if isinstance(channel, BinaryOperatorAggregate):
+        if getattr(channel, "operator", None) is add_messages:
+            single[key] = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *turn.state.channels[key].get()]
+        elif isinstance(channel, BinaryOperatorAggregate):
             updates.append((key, value))
         elif channel is not None and not isinstance(channel, EphemeralValue | UntrackedValue):
             single[key] = value
-    single.update((key, value) for key, value in newest if isinstance(channels.get(key), EphemeralValue))
+    single.update((key, value) for key, value in turn.newest if isinstance(channels.get(key), EphemeralValue))
     updates += single.items()
-    return dict(written) if last_node == START else Command(update=updates)
+    return dict(updates) if turn.last_node == START else Command(update=updates)
 
 
 def read(graph: Graph, config: RunnableConfig) -> CheckpointTuple | None:
@@ -138,7 +143,7 @@ class Thread:
 
     def _supersteps(self, turn: Turn) -> list[list[StateUpdate]]:
         """The turn as updates of the thread's state. An unfinished step of the turn before is given up by its input."""
-        update: Any = thread_update(self._graph, turn.last_node, turn.written, turn.newest)
+        update: Any = thread_update(self._graph, turn)
         steps = [[StateUpdate(update, turn.last_node)]]
         return [[StateUpdate(self._input, INPUT)], *steps] if self._has_unfinished else steps
 

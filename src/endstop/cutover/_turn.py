@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from endstop.cutover._walk import Roads, Visit, each, visits_sent, writes_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextvars import Context
 
     from langchain_core.messages import ToolCall
     from langchain_core.runnables import Runnable, RunnableConfig
@@ -280,13 +282,12 @@ class Turn:
         loop = asyncio.get_running_loop()
         if self._is_async:
             task.running = loop.create_task(_awaited(runnable.ainvoke(task.given, config)), context=context)
-            return await task.running
+            return await _cancelled_once(task.running)
+        work = functools.partial(_called, context, runnable, task.given, config)
         if self._side_by_side:
-            return await loop.run_in_executor(
-                self._threads(loop), lambda: context.run(runnable.invoke, task.given, config)
-            )
+            return await loop.run_in_executor(self._threads(loop), work)
         with outside_the_loop():
-            return context.run(runnable.invoke, task.given, config)
+            return work()
 
     async def _read_off(self, task: Task, returned: object, config: Callable[[int], RunnableConfig]) -> None:
         """Read what the node returned: what it writes, and where it and the branches behind it lead."""
@@ -400,3 +401,24 @@ def _messages_in(writes: Sequence[Write]) -> list[object]:
 
 async def _awaited(value: Awaitable[object]) -> object:
     return await value
+
+
+def _called(context: Context, runnable: Runnable[Any, Any], given: object, config: RunnableConfig) -> object:
+    """What the node returns. No task or future can hold a `StopIteration`: it is told as a generator tells it."""
+    try:
+        return context.run(runnable.invoke, given, config)
+    except StopIteration as error:
+        raise RuntimeError("generator raised StopIteration") from error
+
+
+async def _cancelled_once(running: asyncio.Task[object]) -> object:
+    """What the task returns. However often this is cancelled, the task is cancelled once and may clean up in peace."""
+    is_cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            if not is_cancelled:
+                is_cancelled = True
+                running.cancel()
+    return await running

@@ -169,7 +169,8 @@ class CutoverAgent:
 
 
 def _asked(prompt: Asking, run_id: str | None, session_id: str | None, deps: object) -> Asked:
-    return Asked(prompt=prompt, run_id=run_id or str(uuid.uuid4()), session_id=session_id, deps=deps)
+    session = None if session_id is None else str(session_id)  # callers are not all type-checked, and ledgers keep text
+    return Asked(prompt=prompt, run_id=run_id or str(uuid.uuid4()), session_id=session, deps=deps)
 
 
 # -- an agent of the kernel ------------------------------------------------------------------------

@@ -381,7 +381,7 @@ def keep(record: TurnRecord, ledger: TurnLedger | None) -> None:
     """
     try:
         (default_ledger() if ledger is None else ledger).add(record)
-    except (LedgerError, OSError) as problem:
+    except Exception as problem:
         _log.warning(
             "a turn of %s served by %s is not recorded: %s", record.surface, record.served_by, problem, exc_info=True
         )
